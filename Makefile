@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup docs demo browser adb test test-matrix lint check bench soak conformance lock picture size clean
+.PHONY: help setup docs demo browser programs test test-matrix lint check bench soak conformance lock picture size clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -63,12 +63,13 @@ browser:
 	  $(BROWSER) || \
 	  echo "no Chromium, and none can be installed here: tests of pages are skipped" >&2
 
-# And the client of adb, for tests of phones; the phone itself is scripted.
-adb:
-	@command -v adb >/dev/null 2>&1 || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  { $(BOUND) apt-get install -y -qq --no-install-recommends adb >/dev/null 2>&1 || \
-	    { $(BOUND) apt-get update -qq && $(BOUND) apt-get install -y -qq --no-install-recommends adb >/dev/null; }; }; } || \
-	  echo "no adb, and none can be installed here: tests of phones are skipped" >&2
+# And programs that some tests use: the client of adb (the phone itself is scripted), and shells that complete words.
+PROGRAMS := adb fish zsh
+programs:
+	@missing=; for program in $(PROGRAMS); do command -v $$program >/dev/null 2>&1 || missing="$$missing $$program"; done; \
+	[ -z "$$missing" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  { $(INSTALL) $$missing >/dev/null 2>&1 || { $(BOUND) apt-get update -qq && $(INSTALL) $$missing >/dev/null; }; }; } || \
+	  echo "not here, and not to be installed:$$missing; their tests are skipped" >&2
 
 # Several at once, because most tests wait for processes. One that is late beside the others is asked again by itself:
 # code that is late is late then too. Last come those that fill the machine by themselves.
@@ -78,7 +79,7 @@ PYTEST = $(SCRATCH) $(BIN)/python -m pytest -q --ask-again 2
 # Coverage of the test processes, where sys.monitoring makes it cheap; on Python 3.11 it takes 40 % more time.
 COVER = $(shell $(BIN)/python -c 'import sys; print("--cov=shotclock --cov-report=" if sys.version_info >= (3, 12) else "")')
 test: export COVERAGE_CORE = sysmon
-test: $(STAMP) browser adb ## the whole suite, with coverage on Python 3.12 and later
+test: $(STAMP) browser programs ## the whole suite, with coverage on Python 3.12 and later
 	$(PYTEST) $(COVER) -n 7 --dist worksteal --durations=25 -m "not soak and not alone"
 	@[ -z "$(COVER)" ] || $(BIN)/coverage report --skip-covered --sort=cover
 	$(PYTEST) -m "alone and not soak" $$(grep -rl --include='*.py' 'mark\.alone' tests)
@@ -129,7 +130,7 @@ soak: $(STAMP) ## minutes of load
 # Real agents, servers and clients by exact version, in a folder of their own; a model on loopback follows a script.
 # Agents have short limits of their own, so they run one after the other.
 CONFORMANCE := .conformance
-BESIDE_OTHERS := $(addprefix tests/conformance/test_,published_servers.py conformance_suite.py kill_matrix.py own_server.py)
+BESIDE_OTHERS := $(addprefix tests/conformance/test_,published_servers.py conformance_suite.py kill_matrix.py own_server.py port.py)
 conformance: $(STAMP) browser ## published agents and MCP servers and the MCP conformance suite, with and without shotclock (needs npm)
 	@command -v npm >/dev/null 2>&1 || { echo "no npm here: the conformance suite is skipped; install Node.js >= 20" >&2; exit 0; }; \
 	mkdir -p $(CONFORMANCE) && rm -f $(CONFORMANCE)/observations $(CONFORMANCE)/results && \
@@ -137,7 +138,7 @@ conformance: $(STAMP) browser ## published agents and MCP servers and the MCP co
 	  $$($(BIN)/python -m tests.conformance.coding_agents) $$($(BIN)/python -m tests.conformance.published_servers npm) && \
 	$(BOUND) $(BIN)/python -m tests.conformance.published_servers $(CONFORMANCE) && \
 	export SHOTCLOCK_CONFORMANCE=$(CONFORMANCE) && \
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(BESIDE_OTHERS) && \
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal $(BESIDE_OTHERS) tests/testing/test_wheel.py && \
 	$(BIN)/python -m tests.conformance.results $(CONFORMANCE) && \
 	$(BIN)/python -m pytest -q tests/conformance $(BESIDE_OTHERS:%=--ignore %)
 

@@ -230,6 +230,10 @@ class Confirmation(BaseModel):
     ok: bool
 
 
+class Deletion(BaseModel):
+    confirm: bool
+
+
 class Background(BaseModel):
     context: str
 
@@ -265,6 +269,12 @@ def test_sampling(prompt: str, ctx: Context) -> str:
 
 
 @app.command(mutates=False)
+def test_missing_capability(ctx: Context) -> str:
+    """Need the client's model."""
+    return str(ctx.sample("Say hello").text)
+
+
+@app.command(mutates=False)
 def test_elicitation(message: str, ctx: Context) -> str:
     """Ask the client's person."""
     return f"User response: {describe(ctx.ask(message, Account))}"
@@ -280,6 +290,22 @@ def test_elicitation_sep1034_defaults(ctx: Context) -> str:
 def test_elicitation_sep1330_enums(ctx: Context) -> str:
     """Ask for choices."""
     return describe(ctx.ask("Please choose", Choices))
+
+
+@app.command(interruption=True)
+def confirm_delete(filename: str, ctx: Context) -> str:
+    """Ask in a task."""
+    answer = ctx.ask(f"Delete {filename}?", Deletion)
+    return f"deleted {filename}" if answer.data and answer.data.confirm else f"kept {filename}"
+
+
+@app.command(mutates=False, interruption=True)
+async def multi_input(ctx: Context) -> str:
+    """Ask two questions at the same time in a task."""
+    name, answer = await asyncio.gather(
+        ctx.ask("What is your name?", Name, name="name"), ctx.ask("Sure?", Deletion, name="confirm")
+    )
+    return f"{name.action} {answer.action}"
 
 
 @app.command(mutates=False)

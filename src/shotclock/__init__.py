@@ -3,6 +3,7 @@
 The layout, from the outside in:
 
     shotclock/    app: the App framework and composition root         ui_tools: an App of ours         _version
+      fastmcp     FastMCP's words for functions that move to an App
       testing/    kit for tests of an App: calls, an MCP client in memory, assertions, a pytest plugin
       cli/        the command line: one parser, one runner, a file or two per subcommand; the only printer
       server/     MCP over stdio and HTTP; web/: the operators' page and its API

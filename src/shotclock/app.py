@@ -19,6 +19,7 @@ import inspect
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType, UnionType
 from typing import (
@@ -35,7 +36,7 @@ from typing import (
 )
 
 from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
-from .core.arguments import CONTEXT_NAME, HandlerParameter, parameters_of, signature_of, to_jsonable
+from .core.arguments import HandlerParameter, context_name, parameters_of, signature_of, to_jsonable
 from .core.catalogue import (
     ApprovedFile,
     Catalogue,
@@ -70,12 +71,14 @@ from .core.declared import (
 from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
 from .core.served import ServedOptions, check_served_options, read_listing, served_spec
+from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
 from .core.value_types import replace
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
-from .process.dependencies import supply_dependencies
+from .process.dependencies import dependency_functions, supply_dependencies
+from .process.lifespan import Lifespan, check_lifespan
 from .process.running_call import MAIN_ALIAS
 from .runtime.call import CallRequest
 from .runtime.executor import DEFAULT_WARM
@@ -112,6 +115,7 @@ class App:
         debug: bool = False,
         elicitation: bool = False,
         list_page_size: int | None = None,
+        lifespan: Callable[..., Any] | None = None,
     ) -> None:
         """Make an app without commands. The options are described in docs/reference/app.md.
 
@@ -136,6 +140,8 @@ class App:
         self._commands: dict[str, CommandSpec] = {}
         self._served: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._lifespan: Lifespan | None = None
+        self._has_reported = False
         self._running: Dispatcher | None = None
         self._inside = 0
         # Unique in its module, not among all: a worker imports this module alone.
@@ -145,8 +151,41 @@ class App:
                 break
             self._key = f"{key}-{number}"
         APPS[self._key] = self
+        if lifespan is not None:
+            self.lifespan(lifespan)
 
     # --- declaring ----------------------------------------------------------------------------------------
+
+    def lifespan(self, function: F) -> F:
+        """Make the value that a function yields the state of the app: `ctx.state` of commands in the shared process.
+
+        It is opened before the first call that needs it, and closed at the end of the server or of `async with app`.
+        """
+        check_lifespan(function)
+        if self._lifespan is not None:
+            other = getattr(self._lifespan.function, "__qualname__", "")
+            raise ValueError(f"{self.name} already has the lifespan {other}: one function opens everything")
+        self._lifespan = Lifespan(self, self._key, function, self.clocks.timeout_ms)
+        for spec in self._commands.values():
+            self._refuse_state_of_job(spec)
+        return function
+
+    def _uses_state(self, spec: CommandSpec) -> bool:
+        """Return whether the state is opened before a call of it. In the shared process a helper may read it unseen."""
+        if self._lifespan is None or spec.isolation not in ("auto", "shared"):
+            return False
+        function = self._functions[spec.name]
+        written = [inspect.unwrap(function), *dependency_functions(function)]
+        return any(map(reads_state if spec.isolation == "auto" else takes_context, written))
+
+    def _refuse_state_of_job(self, spec: CommandSpec) -> None:
+        if spec.interruption is not None and self._uses_state(spec):
+            message = "a command with interruption runs in a process of its own, and cannot use the state"
+            raise ValueError(f"{spec.name!r}: {message}: keep what it needs in a file or a database")
+
+    def _placed(self, spec: CommandSpec) -> CommandSpec:
+        """Return the declaration with the effective isolation: known once the lifespan is declared."""
+        return replace(spec, isolation="shared", uses_state=True) if self._uses_state(spec) else spec
 
     @overload
     def command(self, function: F, /, **declared: Unpack[Declared]) -> F: ...
@@ -182,7 +221,8 @@ class App:
             from .core.secret_parameters import supply_secrets  # imports pydantic
 
             function = supply_secrets(function, secrets, os.environ)
-        parameters = [parameter for parameter in parameters_of(function) if parameter.name != CONTEXT_NAME]
+        context = context_name(function)
+        parameters = [parameter for parameter in parameters_of(function) if parameter.name != context]
         options["steps"] = tuple(options["steps"])
         check_options(name, options, parameters)
         interruption = read_interruption(options.get("interruption"))
@@ -233,6 +273,7 @@ class App:
         if not is_async and not options["stdin"]:
             function = refuse_questions(function, name)
         self._functions[name] = keep_exit_code(check_result(function, spec), name)
+        self._refuse_state_of_job(spec)
 
     def _reference(self, name: str, is_async: bool) -> HandlerReference:
         return HandlerReference(__name__, f"find_handler:{self._key}:{name}", is_async)
@@ -318,13 +359,25 @@ class App:
             operation_timeout_ms=self.operation_timeout_ms,
             proposals=self.proposals,
             elicitation=self.elicitation,
-            commands=tuple(self._commands.values()),
-            served=tuple(self._served.values()),
+            commands=tuple(map(self._placed, self._commands.values())),
+            served=tuple(map(self._placed, self._served.values())),
             list_page_size=self.list_page_size,
             debug=self.debug,
             clocks=self.clocks,
             file=self._file() if any(spec.approval is not None for spec in self._commands.values()) else None,
         )
+
+    def describe(self) -> Catalogue:
+        """Return the catalogue for a server, with notes for the author."""
+        return replace(self.catalogue(), notes=self._find_mistakes())
+
+    def _find_mistakes(self) -> tuple[str, ...]:
+        from .process.module_globals import note_changed_globals  # not for the command line
+
+        specs = map(self._placed, (*self._commands.values(), *self._served.values()))
+        functions = {each.name: self._functions[each.name] for each in specs if each.isolation == "auto"}
+        with_dependencies = {name: [each, *dependency_functions(each)] for name, each in functions.items()}
+        return note_changed_globals(self.name, with_dependencies)
 
     def _file(self) -> str | None:
         file = getattr(sys.modules.get(self._module), "__file__", None)
@@ -334,7 +387,10 @@ class App:
         """Return the function of a command; for a name with a question mark, the one that only checks arguments."""
         if name.endswith("?") and name not in self._functions:
             return argument_checker(self._functions[name[:-1]])
-        return self._functions[name]
+        function = self._functions[name]
+        if self._uses_state(self._commands.get(name) or self._served[name]):
+            setattr(function, "lifespan", self._lifespan)  # noqa: B010  for the shared process
+        return function
 
     @property
     def program(self) -> Program:
@@ -406,9 +462,16 @@ class App:
 
     async def __aenter__(self) -> Self:
         if self._running is None:
+            self._report_mistakes()
             self._running = await self.dispatcher().__aenter__()
         self._inside += 1
         return self
+
+    def _report_mistakes(self) -> None:
+        if not self._has_reported:
+            self._has_reported = True
+            for note in self._find_mistakes():
+                warnings.warn(note, RuntimeWarning, stacklevel=3)
 
     def dispatcher(self) -> Dispatcher:
         """Return a dispatcher of the commands with workers of its own, to be entered."""
@@ -424,7 +487,7 @@ class App:
         """Return the operations: by reference for worker processes, as functions for this process."""
         made = []
         for spec in (*self._commands.values(), *self._served.values()):
-            operation = spec.operation()
+            operation = self._placed(spec).operation()
             if operation.place == "inline":
                 operation = replace(operation, handler=self._functions[spec.name])
             made.append(operation)
@@ -484,10 +547,12 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}") from None
+            apps = [repr(name) for name, each in vars(sys.modules[module]).items() if isinstance(each, App)]
+            others = f", but {' and '.join(apps)}" if apps else ""
+            raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}{others}") from None
     if not isinstance(found, App):
         raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App")
-    return found.catalogue().to_plain()
+    return found.describe().to_plain()
 
 
 def _find_secrets(function: Callable[..., Any], app: str) -> tuple[SecretParameter, ...]:

@@ -9,11 +9,20 @@ from typing import Any
 import psutil
 import pytest
 from mcp.shared.exceptions import MCPError
-from mcp_types import CreateMessageResult, ElicitResult, ListRootsResult, TextContent
+from mcp_types import (
+    MISSING_REQUIRED_CLIENT_CAPABILITY,
+    CreateMessageResult,
+    ElicitCompleteNotification,
+    ElicitResult,
+    ListRootsResult,
+    TextContent,
+)
 
 from shotclock import testing
+from shotclock.core.client_forms import checked_url
+from shotclock.core.envelope import ENVELOPE_KEY
 from shotclock.runtime.control import live_calls
-from shotclock.server import client_link, tool_calls
+from shotclock.server import client_link, paused_calls
 from tests.app.programs.asking import app
 from tests.server.client import ENDED_WITHIN_S, LEGACY, MODERN, connected, envelope_in
 
@@ -32,7 +41,9 @@ class Person:
         self.asked.append(params)
         await asyncio.sleep(self._pause_s)  # a person thinks
         answer = self._answers.pop(0)
-        return ElicitResult(action="decline") if answer is None else ElicitResult(action="accept", content=answer)
+        return (
+            ElicitResult(action="decline") if answer is None else ElicitResult(action="accept", content=answer or None)
+        )
 
 
 async def model(context: Any, params: Any) -> CreateMessageResult:
@@ -44,7 +55,10 @@ async def model(context: Any, params: Any) -> CreateMessageResult:
 def call(mode: str, tool: str, arguments: dict[str, Any] | None = None, **options: Any) -> Any:
     async def scenario() -> Any:
         async with testing.client(app, mode=mode, **options) as client:
-            return envelope_in(await client.call_tool(tool, arguments or {}))
+            try:
+                return envelope_in(await client.call_tool(tool, arguments or {}))
+            except MCPError as error:
+                return {**error.data[ENVELOPE_KEY], "protocol": error}
 
     return asyncio.run(asyncio.wait_for(scenario(), ANSWERED_WITHIN_S))
 
@@ -73,10 +87,39 @@ def test_the_time_of_a_person_is_not_the_time_of_the_work(mode: str) -> None:
 @pytest.mark.parametrize("mode", [MODERN, LEGACY])
 def test_a_client_that_cannot_answer_is_named(mode: str, tmp_path: Path) -> None:
     arguments = {"folder": str(tmp_path)}
-    assert call(mode, "order", arguments)["error"]["code"] == "CANNOT_ASK"
+    refused = call(mode, "order", arguments)
+    assert refused["error"]["code"] == "CANNOT_ASK"
+    if mode == MODERN:  # the revision wants an error of the protocol
+        assert refused["protocol"].code == MISSING_REQUIRED_CLIENT_CAPABILITY
+        assert refused["protocol"].data["requiredCapabilities"] == {"elicitation": {}}
     wrong = call(mode, "order", arguments, elicitation_callback=Person({"size": "huge"}))
     assert wrong["error"]["code"] == "BAD_ANSWER"
     assert not call(mode, "nested", elicitation_callback=Person())["ok"]
+    long = call(mode, "ask_much", {"characters": 1024 * 1024}, elicitation_callback=Person())
+    assert long["error"]["code"] == "CANNOT_ASK" and "characters" in long["error"]["message"]
+
+
+@pytest.mark.parametrize("mode", [MODERN, LEGACY])
+def test_a_person_is_sent_to_a_url(mode: str) -> None:
+    messages: list[Any] = []
+
+    async def note(message: Any) -> None:
+        messages.append(message)
+
+    person = Person({})
+    envelope = call(mode, "sign_in", elicitation_callback=person, message_handler=note)
+    assert envelope["data"] == {"result": "accept None"}
+    (asked,) = person.asked
+    assert (asked.mode, asked.url) == ("url", "https://example.com/sign-in?id=1")
+    completed = [each.params.elicitation_id for each in messages if isinstance(each, ElicitCompleteNotification)]
+    assert completed == ([] if mode == MODERN else [asked.elicitation_id])
+    assert call(mode, "sign_in", elicitation_callback=Person(None))["data"] == {"result": "decline None"}
+
+
+def test_a_person_is_sent_to_web_addresses_only() -> None:
+    for url in ("javascript:alert(1)", "file:///etc/passwd", "https://", "https://a/\nb", "https://a/" + "x" * 4_000):
+        with pytest.raises(ValueError, match="not an http"):
+            checked_url(url)
 
 
 @pytest.mark.parametrize("mode", [MODERN, LEGACY])
@@ -98,8 +141,8 @@ def test_a_client_reads_the_log_from_its_level_on() -> None:
 
 def test_a_paused_call_that_is_not_continued_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(client_link, "ASK_LIMIT_MS", 60_000)
-    monkeypatch.setattr(tool_calls, "ASK_LIMIT_MS", 500)
-    monkeypatch.setattr(tool_calls, "MOST_PAUSED", 1)
+    monkeypatch.setattr(paused_calls, "ASK_LIMIT_MS", 500)
+    monkeypatch.setattr(paused_calls, "MOST_PAUSED", 1)
     arguments = {"folder": str(tmp_path)}
 
     async def scenario() -> None:

@@ -23,7 +23,7 @@ async def async_command() -> None: ...
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no such isolation": ({"isolation": "container"}, "must be one of"),
-    "a loop for a sync function": ({"isolation": "shared"}, "not async"),
+    "a loop for a sync function": ({"isolation": "inline"}, "not async"),
     "destructive without an effect": ({"destructive": True, "mutates": False}, "destructive"),
     "no place at all": ({"concurrency": 0}, "at least 1"),
     "a lock on nothing": ({"single_flight": "device:{device}"}, "device"),

@@ -41,7 +41,7 @@ def test_mistakes_are_refused_where_they_are_written() -> None:
         (lambda: app.resource("a://x", colour="red")(one), TypeError, "no option 'colour'"),  # type: ignore[call-arg]
         (lambda: app.resource("a://x", icons=["x.png"])(one), ValueError, "an http: or data: URL"),
         (lambda: app.resource("a://x", icons=[{"url": "x"}])(one), ValueError, "an icon has src"),
-        (lambda: app.resource("a://x", isolation="shared")(one), ValueError, "is not async"),
+        (lambda: app.resource("a://x", isolation="inline")(one), ValueError, "is not async"),
         (lambda: app.prompt(ask), ValueError, "already has the prompt ask"),
         (lambda: app.prompt("a b")(ask), ValueError, "a prompt's name"),
         (lambda: app.prompt(mime_type="text/plain")(ask), TypeError, "no option 'mime_type'"),

@@ -18,9 +18,11 @@ from typing import Any
 FOLDER = Path(os.environ.get("SHOTCLOCK_CONFORMANCE") or "/nonexistent").absolute()
 PYTHON_1, PYTHON_2 = "mcp==1.30.0", "mcp==2.3.0"
 FASTMCP = "fastmcp==4.1.2"
+PYDANTIC_AI = ("pydantic-ai-slim[mcp]==2.66.0", "fastmcp-slim==4.2.0")
+INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 TYPESCRIPT_SDKS = ("@modelcontextprotocol/sdk@1.32.2", "@modelcontextprotocol/client@2.4.0")
 PYRIGHT = "pyright@1.1.414"
-NODE = "node@22.23.3"  # for the conformance suite, which does not run on Node.js 20
+NODE = "node@22.23.3"  # for the conformance suite and the inspector, which do not run on Node.js 20
 SUITES = {"0.1.16": "@modelcontextprotocol/conformance", "0.2.0-alpha.12": "conformance-next"}
 """The conformance suites by version: the stable one, and the next one under another name."""
 SUITE_PACKAGES = tuple(f"{name}@npm:@modelcontextprotocol/conformance@{version}" for version, name in SUITES.items())
@@ -242,7 +244,13 @@ _AUTHOR = {"NAME": "Ada", "EMAIL": "ada@example.invalid", "DATE": "2026-01-02T03
 def install(folder: Path) -> None:
     """Install the packages of PyPI, where they are not there yet."""
     servers = tuple(server.package for server in SERVERS if "==" in server.package)
-    for name, packages in (("python", (PYTHON_2, *servers)), ("python-1", (PYTHON_1,)), ("fastmcp", (FASTMCP,))):
+    environments = {
+        "python": (PYTHON_2, *servers),
+        "python-1": (PYTHON_1,),
+        "fastmcp": (FASTMCP,),
+        "pydantic-ai": PYDANTIC_AI,
+    }
+    for name, packages in environments.items():
         environment, stamp = folder / name, folder / name / "packages"
         if stamp.exists() and stamp.read_text() == " ".join(packages):
             continue
@@ -257,6 +265,7 @@ if __name__ == "__main__":
         print(
             *(server.package for server in SERVERS if "==" not in server.package),
             *TYPESCRIPT_SDKS,
+            INSPECTOR,
             NODE,
             PYRIGHT,
             *SUITE_PACKAGES,

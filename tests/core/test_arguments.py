@@ -100,20 +100,20 @@ def test_a_function_that_takes_more_gets_it_under_any_name():
 
 def test_the_context_is_injected_and_cannot_be_passed_from_outside():
     signature = signature_of(with_context)
-    assert signature.wants_context
+    assert signature.context_name == "ctx"
     assert signature.check({"name": "x"}) == ({"name": "x"}, [])
     assert fields(signature.check({"name": "x", "ctx": "forged"})[1]) == {"ctx"}
 
 
 def test_the_context_may_be_a_keyword_among_others():
     signature = signature_of(with_context_by_keyword)
-    assert signature.wants_context
+    assert signature.context_name == "ctx"
     assert signature.check({"name": "x", "more": 1}) == ({"name": "x", "more": 1}, [])
 
 
 def test_a_function_without_the_word_gets_no_context():
     for function in [order, open_ended, untyped, nothing]:
-        assert not signature_of(function).wants_context
+        assert signature_of(function).context_name is None
 
 
 def test_without_annotations_anything_goes():
@@ -191,7 +191,7 @@ def test_arbitrary_arguments_are_accepted_or_explained_and_never_raise(function:
     else:
         assert set(arguments) <= set(accepted)
         accepted.pop("ctx", None)
-        if signature_of(function).wants_context:
+        if signature_of(function).context_name is not None:
             accepted["ctx"] = None
         function(**accepted)
 

@@ -4,18 +4,21 @@
   the lines below it are its output, stdout and stderr together. `console tty` runs it on a terminal instead.
 - `python`: run as a program. If its first line is `# name.py` it is saved under that name for the blocks below it.
 - `json`: must parse; an envelope must keep the contract.
-- `text`: a drawing, or a generated page (tests/cli).
+- `text`: a drawing, or a generated page (tests/cli). `diff`: two files that tests compare (tests/examples).
 
 In shown output `…` stands for anything: alone on a line for any lines, else for the rest of the word or line.
-Durations, ids, times and pids are taken out on both sides.
+Durations, ids, times and pids are taken out on both sides. The ports of a page, and the lengths of the sleeps that it
+looks for with `pgrep`, are others in each run, so two runs on one machine do not meet.
 """
 
 import json
 import os
 import pty
+import random
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -98,6 +101,35 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 
 # --- running --------------------------------------------------------------------------------------
 
+PORT = re.compile(r"(?:port |http\.server |127\.0\.0\.1:)(\d{4,5})\b")
+SLEEP = re.compile(r"pgrep -fx '(sleep [^']*)'")
+BELOW_EPHEMERAL_PORTS = range(12_000, 32_000)  # no client gets one of them meanwhile
+LONG_SLEEPS = range(100_000, 1_000_000)
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def own_numbers(page: Path) -> dict[str, str]:
+    """The ports and the sleeps of a page that another run on this machine would meet, with numbers in their place."""
+    commands = "\n".join(command for block in blocks_of(page) for command, _ in block.steps)
+    ports = sorted(set(PORT.findall(commands)))
+    sleeps = sorted({number for found in SLEEP.findall(commands) for number in re.findall(r"\d+", found)})
+    free = (str(port) for port in random.sample(BELOW_EPHEMERAL_PORTS, 100) if is_free(port))
+    lengths = (str(length) for length in random.sample(LONG_SLEEPS, len(sleeps)))
+    return {**dict(zip(ports, free, strict=False)), **dict(zip(sleeps, lengths, strict=True))}
+
+
+def put_numbers(text: str, numbers: dict[str, str]) -> str:
+    return re.sub(r"\b\d{4,6}\b", lambda found: numbers.get(found[0], found[0]), text)
+
 
 def environment(scratch: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k == "SHOTCLOCK_TEST_MARK" or not k.startswith("SHOTCLOCK_")}
@@ -153,7 +185,7 @@ def run(argv: list[str], scratch: Path, *, terminal: bool = False) -> tuple[int,
     return process.returncode, text
 
 
-def run_console(block: Block, scratch: Path) -> list[str]:
+def run_console(block: Block, scratch: Path, numbers: dict[str, str]) -> list[str]:
     """What is wrong with the block; each step separated by a character that no command prints."""
     steps = [(command, shown) for command, shown in block.steps if command not in NOT_RUN]
     if not steps:
@@ -162,8 +194,9 @@ def run_console(block: Block, scratch: Path) -> list[str]:
     for command, _ in steps:
         lines += ["printf '\\036'; (exit $s)", command, "s=$?"]
     script = scratch / ".block.sh"
-    script.write_text("\n".join(lines) + "\n")
+    script.write_text(put_numbers("\n".join(lines) + "\n", numbers))
     _, output = run(["bash", str(script)], scratch, terminal=block.terminal)
+    output = put_numbers(output, {own: shown for shown, own in numbers.items()})
     output = re.sub(r"\x1b\[2K[^\r\n]*\r", "", output)  # a progress bar, which the next one erases
     outputs = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", output).split(SEPARATOR)[1:]
     if len(outputs) != len(steps):
@@ -239,6 +272,19 @@ def test_output_that_differs_otherwise_does_not(shown: str, came: str) -> None:
     assert not matches(shown, came)
 
 
+def test_a_page_gets_ports_and_sleeps_of_its_own() -> None:
+    numbers = own_numbers(ROOT / "docs/howto/background-servers.md")
+    assert {"8391", "8642", "8643", "8644"} == set(numbers) and len({*numbers, *numbers.values()}) == 8
+    assert put_numbers("x:8391 sleep 8642", numbers) == f"x:{numbers['8391']} sleep {numbers['8642']}"
+
+
+def test_the_processes_that_a_page_looks_for_are_its_own() -> None:
+    for block in BLOCKS:
+        for command, _ in block.steps:
+            sought = re.findall(r"\b(?:pgrep|pkill|killall)\b(?! -fx 'sleep \d+(?:\|sleep \d+)*'| -f \$job)", command)
+            assert not sought, f"{block}: {command}"
+
+
 # --- the pages ------------------------------------------------------------------------------------
 
 
@@ -250,16 +296,18 @@ def test_every_command_and_program_on_the_page_does_what_is_shown(
     if page.name in NEEDS_BROWSER and find_chromium() is None:
         pytest.skip("no Chromium on this machine")
     wrong: list[str] = []
+    numbers = own_numbers(page)
     for block in blocks_of(page):
         if block.language == "console":
-            wrong += run_console(block, tmp_path)
+            wrong += run_console(block, tmp_path, numbers)
         elif block.language == "python":
             wrong += run_python(block, tmp_path)
     assert not wrong, "\n\n".join(wrong)
 
 
 def test_every_block_has_a_language_that_is_tested() -> None:
-    untested = [block for block in BLOCKS if block.language not in ("console", "python", "json", "text", "yaml")]
+    tested = ("console", "python", "json", "text", "yaml", "diff")
+    untested = [block for block in BLOCKS if block.language not in tested]
     assert not untested
 
 

@@ -207,9 +207,8 @@ def test_options_that_were_withdrawn_are_refused() -> None:
     for isolation, instead in (("loop", "'shared'"), ("thread", "'process'")):
         with pytest.raises(ValueError, match=instead):
             Operation("noop", operations.noop_async, isolation=isolation)  # type: ignore[arg-type]
-    for isolation in ("shared", "inline"):
-        with pytest.raises(ValueError, match="not async"):
-            Operation("noop", operations.noop, isolation=isolation)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not async"):
+        Operation("noop", operations.noop, isolation="inline")
 
 
 # --- calls that call --------------------------------------------------------------------------------

@@ -306,6 +306,7 @@ def refusal(shotclock: Callable[..., Any], validate: Callable[[Any], Any], *word
     [
         (None, "TARGET_NOT_FOUND", "no file"),
         ("x = 1\n", "TARGET_NOT_FOUND", "'app'"),
+        ("from shotclock import App\nmcp = App('shop')\n", "TARGET_NOT_FOUND", "there is no 'app', but 'mcp' in"),
         ("app = 1\n", "TARGET_UNUSABLE", "int, not an App"),
         ("import nowhere_to_be_found\n", "TARGET_UNUSABLE", "nowhere_to_be_found"),
         ("def f(:\n", "TARGET_UNUSABLE", "SyntaxError"),

@@ -119,6 +119,7 @@ def test_a_success_is_the_value_as_text_and_as_structure_that_fits_the_schema(as
             assert not result.is_error and texts(result) == shown, tool
             assert result.structured_content == structured, tool
             assert envelope_in(result)["ok"]
+            assert ("fastmcp" in (result.meta or {})) == (structured is not None and "result" in structured), tool
             if structured is None:
                 assert schemas[tool] is None
             else:

@@ -28,14 +28,18 @@ __all__ = ["home"]
 pytestmark = pytest.mark.slow
 
 TARGET = "tests.app.programs.owned:app"
+ASKING = "tests.app.programs.asking:app"
 EXTENSION = "io.modelcontextprotocol/tasks"
 DAY_MS = 24 * 3600 * 1000
 
 
-def post(url: str, method: str, token: str | None = None, *, declares: bool = True, **params: Any) -> Any:
+def post(
+    url: str, method: str, token: str | None = None, *, declares: bool = True, asks: bool = True, **params: Any
+) -> Any:
     """Send one request of the 2026 revision and return its answer. `mcp_name` replaces the header."""
     name = params.pop("mcp_name", params.get("taskId", params.get("name", "")))
-    capabilities = {"extensions": {EXTENSION: {}}} if declares else {}
+    capabilities: dict[str, Any] = {"extensions": {EXTENSION: {}}} if declares else {}
+    capabilities |= {"elicitation": {}} if asks else {}
     meta = {
         "io.modelcontextprotocol/protocolVersion": MODERN,
         "io.modelcontextprotocol/clientCapabilities": capabilities,
@@ -65,6 +69,7 @@ def started(url: str, seconds: float, token: str | None = None) -> Any:
 
 
 def ended(url: str, task_id: str, token: str | None = None) -> Any:
+    """Return the task once it is not working any more, or asks."""
     give_up_at = time.monotonic() + NO_ANSWER_S
     while True:
         task = post(url, "tasks/get", token, taskId=task_id)["result"]
@@ -72,6 +77,16 @@ def ended(url: str, task_id: str, token: str | None = None) -> Any:
             return task
         assert time.monotonic() < give_up_at, task
         time.sleep(0.1)
+
+
+def asking(url: str, token: str | None = None) -> tuple[str, str]:
+    """Start a task that asks, and return its id and the key of its question."""
+    task_id = post(url, "tools/call", token, name="job_that_asks", arguments={})["result"]["taskId"]
+    task = ended(url, task_id, token)
+    assert task["status"] == "input_required" and "result" not in task, task
+    ((key, request),) = task["inputRequests"].items()
+    assert (request["method"], request["params"]["message"]) == ("elicitation/create", "Your name?")
+    return task_id, key
 
 
 CLIENT = f"""
@@ -202,3 +217,58 @@ def test_a_client_that_does_not_declare_the_extension_gets_no_task(home: Home) -
             assert (error["code"], list(error["data"]["requiredCapabilities"]["extensions"])) == (-32021, [EXTENSION])
         assert post(url, "tasks/list", mcp_name="")["error"]["code"] == -32601
         assert EXTENSION in post(url, "server/discover")["result"]["capabilities"]["extensions"]
+
+
+def accepted(name: object) -> dict[str, Any]:
+    return {"action": "accept", "content": {"answer": name}}
+
+
+def test_a_task_asks_its_own_client_and_takes_the_first_answer(home: Home) -> None:
+    with Store.open(home.path) as store:
+        now = WallTime.of_ns(time.time_ns())
+        alice, bob = (Access(store).issue(name, Role.AGENT, Principal.local(), now).text for name in ("alice", "bob"))
+    began = time.monotonic()
+    with http_server(target=ASKING) as (url, _):
+        task_id, key = asking(url, alice)
+    with http_server(target=ASKING) as (url, _):  # the question is in the store
+        error = post(url, "tasks/update", bob, taskId=task_id, inputResponses={key: accepted("Eve")})["error"]
+        assert error["message"] == f"there is no task {task_id!r}"
+        for wrong in ({"action": "maybe"}, {"roots": []}, "Ada", None):
+            error = post(url, "tasks/update", alice, taskId=task_id, inputResponses={key: wrong})["error"]
+            assert error["code"] == -32602 and key in error["message"], error
+        post(url, "tasks/update", alice, taskId=task_id, inputResponses={"another": accepted("Eve"), "x" * 9_000: {}})
+        assert list(ended(url, task_id, alice)["inputRequests"]) == [key]
+        while time.monotonic() < began + 1.2:  # longer than the timeout of the command
+            time.sleep(0.05)
+        for name in ("Ada", "Eve"):
+            assert post(url, "tasks/update", alice, taskId=task_id, inputResponses={key: accepted(name)})["result"]
+        task = ended(url, task_id, alice)
+        assert (task["status"], task["result"]["structuredContent"]) == ("completed", {"result": "Ada"}), task
+        assert not home.job(task_id).spec["questions"]  # an answer may be private
+
+
+def test_a_task_that_asks_is_cancelled_or_lost_and_nobody_is_asked_any_more(home: Home) -> None:
+    with http_server(target=ASKING) as (url, _):
+        task_id, key = asking(url)
+        post(url, "tasks/cancel", taskId=task_id)
+        task = post(url, "tasks/get", taskId=task_id)["result"]
+        assert task["status"] == "cancelled" and "inputRequests" not in task
+        assert post(url, "tasks/update", taskId=task_id, inputResponses={key: accepted("Ada")})["result"]
+        lost, _ = asking(url)
+        os.kill(home.runner(lost), signal.SIGKILL)
+        task = ended(url, lost)
+        while task["status"] == "input_required":  # until the death of the runner is seen
+            task = ended(url, lost)
+        assert (task["status"], "inputRequests" in task) == ("failed", False), task
+
+
+def test_a_job_without_a_client_that_can_answer_cannot_ask(home: Home) -> None:
+    with http_server(target=ASKING) as (url, _):
+        call: dict[str, Any] = {"name": "job_that_asks", "arguments": {}}
+        task = post(url, "tools/call", asks=False, **call)["result"]
+        result = ended(url, task["taskId"])["result"]
+        assert (
+            result["isError"] and "CANNOT_ASK: the client does not support elicitation" in result["content"][0]["text"]
+        )
+        result = post(url, "tools/call", declares=False, **call)["result"]
+        assert result["isError"] and "CANNOT_ASK: the job was not started as a task" in result["content"][0]["text"]

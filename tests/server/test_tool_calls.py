@@ -14,8 +14,10 @@ from shotclock.core.errors import Ending, Failure
 from shotclock.core.trace import TraceContext
 from shotclock.core.value_types import as_dict
 from shotclock.runtime.call import OURSELVES, Call, CallRequest, Outcome, admit, answer
+from shotclock.server.results import render_result
 from shotclock.server.serve import backstop_warnings, refuse_inline
-from shotclock.server.tool_calls import ToolCallMiddleware, read_request_meta, render_result
+from shotclock.server.tool_calls import ToolCallMiddleware
+from shotclock.server.tool_request import read_request_meta
 from shotclock.server.tools import INTERVAL_S, ProgressReports, tools_of
 from tests.server.client import MODERN, run, timed
 

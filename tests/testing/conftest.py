@@ -17,15 +17,22 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an unpacked wheel, with its entry points, to be put on PYTHONPATH."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree."""
     folder = tmp_path_factory.mktemp("wheel")
     words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=BUILT_WITHIN_S)
-    (wheel,) = folder.glob("*.whl")
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path) -> Path:
+    """The folder of an unpacked wheel, with its entry points, to be put on PYTHONPATH."""
+    folder = wheel.parent / "installed"
     with zipfile.ZipFile(wheel) as file:
-        file.extractall(folder / "installed")
-    return folder / "installed"
+        file.extractall(folder)
+    return folder
 
 
 @pytest.fixture

@@ -422,7 +422,10 @@ def _call(app: CommandLineApp, catalogue: Catalogue, request: CallRequest, typed
     preloaded = Preloaded.fork_here()
     runtime = Runtime(
         # No state outlives a command line: everything runs where it can be killed.
-        operations=[replace(each.operation(), isolation="process") for each in catalogue.commands],
+        operations=[
+            replace(each.operation(), isolation="shared" if each.uses_state else "process")
+            for each in catalogue.commands
+        ],
         workers=1,
         preloaded=preloaded,
         program=app.program if preloaded is None else None,

@@ -149,7 +149,7 @@ def zsh_script(program: str, places: list[Completions]) -> str:
         lines.append(f'        ("{place.key}") [[ $PREFIX == -* ]] && found=({flags}) || found=({commands}) ;;')
     lines += [
         "    esac",
-        "    (( $#found )) && _describe -o value found || _files",
+        "    (( $#found )) && _describe value found || _files",
         "}",
         f'if [[ "$funcstack[1]" == {name} ]]; then {name} "$@"; else compdef {name} {program}; fi',
     ]

@@ -57,7 +57,7 @@ def _serve(
         if not os.path.isdir(files):
             raise Mistaken({"files": f"{files!r} is no folder"})
     if install is not None:
-        words = ["--elicitation"] if values["elicitation"] else []
+        words = [f"--{each}" for each in ("elicitation", "reload") if values[each]]
         words += [] if files is None else ["--files", os.path.abspath(files)]
         for option_name in ("operation_timeout", "operation_timeout_ms"):
             if values[option_name] is not None:
@@ -158,6 +158,11 @@ COMMANDS = {
                 "--elicitation",
                 "Let clients that can ask their user decide proposals that are not destructive. Nothing proves that a "
                 "person answered.",
+            ),
+            flag(
+                "--reload",
+                "Import the program anew when one of its files changes, and inform clients of changed lists. For "
+                "authors: memory shared by calls is lost.",
             ),
             flag(
                 "--json",

@@ -49,6 +49,32 @@ def parameters_of(function: Callable[..., Any]) -> list[HandlerParameter]:
     return found
 
 
+def context_name(function: Callable[..., Any]) -> str | None:
+    """Return the parameter that receives the context: `ctx`, or one that is annotated with Context."""
+    parameters = inspect.signature(function).parameters
+    if CONTEXT_NAME in parameters:
+        return CONTEXT_NAME
+    hints = _hints(function)
+    return next((name for name in parameters if _is_context(hints.get(name))), None)
+
+
+def context_hint(function: Callable[..., Any]) -> Any:
+    """Return the annotation of the parameter that receives the context, None if there is none."""
+    return _hints(function).get(context_name(function) or "")
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):  # reported with the other mistakes of the signature
+        return {}
+
+
+def _is_context(hint: Any) -> bool:
+    """Return whether an annotation is Context, a subclass, or one of them in a union."""
+    return any(getattr(each, "_is_call_context", False) for each in (hint, *typing.get_args(hint)))
+
+
 class Signature:
     """Parameters of a function, built once by `signature_of`. pydantic checks the types that `validation` cannot."""
 
@@ -58,19 +84,19 @@ class Signature:
             hints = typing.get_type_hints(function, include_extras=True)
         except NameError as error:
             raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
-        self.wants_context = any(parameter.name == CONTEXT_NAME for parameter in parameters)
-        self.context_hint: Any = hints.get(CONTEXT_NAME)
+        self.context_name = context_name(function)
+        self.context_hint: Any = hints.get(self.context_name or "")
         for name, hint in hints.items():
-            if getattr(hint, "_is_call_context", False) and name not in (CONTEXT_NAME, "return"):
+            if _is_context(hint) and name not in (self.context_name, "return"):
                 raise TypeError(
-                    f"{function.__qualname__}: rename the parameter {name!r} to 'ctx' to receive the context"
+                    f"{function.__qualname__}: {self.context_name!r} receives the context, so {name!r} cannot be one"
                 )
         self._title = f"Arguments of {function.__qualname__}"
-        self._takes_more = any(each.kind == "rest" and each.name != CONTEXT_NAME for each in parameters)
+        self._takes_more = any(each.kind == "rest" and each.name != self.context_name for each in parameters)
         self._fields: dict[str, tuple[Any, Any]] = {
             each.name: (hints.get(each.name, Any), each.default)
             for each in parameters
-            if each.name != CONTEXT_NAME and each.kind != "rest"
+            if each.name != self.context_name and each.kind != "rest"
         }
         self._model: Any = None
         try:

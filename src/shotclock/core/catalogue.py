@@ -41,7 +41,7 @@ Handler = Callable[..., Any] | HandlerReference
 @entity(frozen=True)
 class Operation:
     """A handler with a name, and where it runs: in a worker `process` (the default, `auto`), in the `shared` process of
-    all such async handlers, or `inline` on the caller's event loop."""
+    all such handlers, or `inline` on the caller's event loop."""
 
     name: str
     handler: Handler
@@ -64,8 +64,8 @@ class Operation:
             raise ValueError(f"{self.name!r}: there is no isolation {self.isolation!r}: {hint}")
         handler = self.handler
         is_async = handler.is_async if isinstance(handler, HandlerReference) else inspect.iscoroutinefunction(handler)
-        if self.isolation in ("shared", "inline") and not is_async:
-            raise ValueError(f"{self.name!r} is not async: isolate it in a 'process'")
+        if self.isolation == "inline" and not is_async:
+            raise ValueError(f"{self.name!r} is not async: isolate it in a 'process', or in the 'shared' process")
         place: RunsIn = "process" if self.isolation == "auto" else self.isolation
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "place", place)
@@ -162,6 +162,7 @@ class CommandSpec:
     open_world: bool | None = None  # whether it reaches beyond this machine; None where that is not declared
     listing: Listing = field(default_factory=Listing)
     shown_name: str = ""  # of a resource or a prompt, whose `name` begins with its kind
+    uses_state: bool = False  # it runs where the lifespan of the App is open
 
     @property
     def kind(self) -> str:
@@ -177,6 +178,11 @@ class CommandSpec:
     def needs_confirmation(self) -> bool:
         """Return whether the caller must confirm it. Where a person decides, that person confirms."""
         return self.destructive and self.approval is None and self.requires_person is None
+
+    @property
+    def may_be_unfinished(self) -> bool:
+        """Return whether an answer may come before the work has ended: it continues, or waits for a person."""
+        return self.interruption is not None or self.approval is not None
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -207,6 +213,7 @@ class Catalogue:
     debug: bool = False
     is_served: bool = False  # clients of a server call it: they get less of exceptions, also from jobs
     elicitation: bool = False  # a client may ask its own user for an approval
+    notes: tuple[str, ...] = ()  # for its author, when it is served
     file: str | None = None  # its real path, to which approvals are bound. None without a file or without approvals
 
     @property

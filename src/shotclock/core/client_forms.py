@@ -10,11 +10,20 @@ import enum
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from .errors import Failure
 
 T = TypeVar("T")
 
+LONGEST_URL = 4_000
+REQUIRED_CAPABILITIES = "required_capabilities"  # in the context of a failure: those that the client lacks
+CAPABILITIES = {
+    "elicitation/create": "elicitation",
+    "sampling/createMessage": "sampling",
+    "roots/list": "roots",
+}
+"""The capabilities of clients that questions need."""
 _CHOICES = {"enum", "oneOf", "anyOf"}
 _FORMATS = {None, "email", "uri", "date", "date-time"}
 _WORDS = {
@@ -94,6 +103,37 @@ class Form:
             lines = "; ".join(str(error).splitlines()[1:3]) or str(error)
             raise Failure("BAD_ANSWER", f"the client's answer does not fit the question: {lines}") from None
         return Answer("accept", data.answer if self._is_one_value else data)
+
+
+def check_capabilities(declared: Mapping[str, Any], method: str, params: Mapping[str, Any]) -> None:
+    """Raise Failure CANNOT_ASK if a client that declared these cannot answer. Plain `elicitation` is forms."""
+    name = CAPABILITIES[method]
+    has, missing = declared.get(name), dict[str, Any]()
+    if method == "elicitation/create":
+        mode = "url" if params.get("mode") == "url" else "form"
+        if has is not None and (mode in has or (mode == "form" and "url" not in has)):
+            return
+        missing = {mode: {}} if has is not None or mode == "url" else {}
+    elif has is not None:
+        return
+    message = f"the client does not support {'.'.join([name, *missing])} ({method})"
+    raise Failure("CANNOT_ASK", message, context={REQUIRED_CAPABILITIES: {name: missing}})
+
+
+def checked_url(url: str) -> str:
+    """Return a URL that a person can be asked to open. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "http") or not parts.hostname or len(url) > LONGEST_URL or not url.isprintable():
+        raise ValueError(f"ctx.ask_url: not an http or https URL of at most {LONGEST_URL} characters: {url[:100]!r}")
+    return url
+
+
+def read_consent(result: Mapping[str, Any]) -> Answer[None]:
+    """Return the answer to a URL. Raises Failure BAD_ANSWER."""
+    action = result.get("action")
+    if action not in ("accept", "decline", "cancel"):
+        raise Failure("BAD_ANSWER", "the client's answer has no action")
+    return Answer(action)
 
 
 def read_sample(result: Mapping[str, Any]) -> Sampled:

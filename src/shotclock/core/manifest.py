@@ -155,6 +155,8 @@ def _command(spec: CommandSpec) -> JsonSchema:
         entry |= {"requires_person": True, "interactive": True}
     if not spec.on_mcp:
         entry["mcp"] = False
+    if spec.isolation == "shared":
+        entry["isolation"] = spec.isolation
     if spec.reads_stdin:
         entry["stdin"] = {"mode": "buffered"}
     return entry
@@ -284,6 +286,10 @@ def _exit_codes(spec: CommandSpec) -> JsonSchema:
         codes += APPROVAL_CODES
     if spec.single_flight is not None or spec.concurrency is not None:
         codes.append("LOCK_HELD")
+    if spec.isolation == "shared":
+        codes.append("HOST_REPLACED")
+    if spec.uses_state:
+        codes.append("LIFESPAN_FAILED")
     if spec.requires_person is not None:
         codes += ["PERSON_REQUIRED"]
     if spec.needs_confirmation:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypedDict, get_args
 
-from .arguments import CONTEXT_NAME, parameters_of, signature_of, to_jsonable
+from .arguments import context_name, parameters_of, signature_of, to_jsonable
 from .catalogue import CommandSpec, HandlerReference, Isolation, Listing
 from .clocks import Clocks
 from .uri_template import check_parameters, check_uri, is_template, parse_template
@@ -101,7 +101,8 @@ def served_spec(
 
     `subject` is its URI, its name, or what it completes; `handler` makes the reference to its function.
     """
-    parameters = [each for each in parameters_of(function) if each.name != CONTEXT_NAME]
+    context = context_name(function)
+    parameters = [each for each in parameters_of(function) if each.name != context]
     uri = ""
     if kind == "resource":
         required = {each.name: each.default is ... for each in parameters}

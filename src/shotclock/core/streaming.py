@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from .arguments import CONTEXT_NAME, to_valid_json
+from .arguments import CONTEXT_NAME, context_name, to_valid_json
 
 
 def yields(function: Callable[..., Any]) -> bool:
@@ -19,10 +19,10 @@ def yields(function: Callable[..., Any]) -> bool:
 def collect_items(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs a generator, writes each item to its context, and returns all of them."""
     written = inspect.signature(function)
-    wants_context = CONTEXT_NAME in written.parameters
+    wanted = context_name(function)
 
     def begin(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        context = named[CONTEXT_NAME] if wants_context else named.pop(CONTEXT_NAME)
+        context = named[wanted] if wanted else named.pop(CONTEXT_NAME)
         return context, function(*arguments, **named)
 
     if inspect.isasyncgenfunction(function):
@@ -49,7 +49,7 @@ def collect_items(function: Callable[..., Any]) -> Callable[..., Any]:
             return items
 
     parameters = list(written.parameters.values())
-    if not wants_context:
+    if wanted is None:
         place = next((n for n, each in enumerate(parameters) if each.kind is each.VAR_KEYWORD), len(parameters))
         parameters.insert(place, inspect.Parameter(CONTEXT_NAME, inspect.Parameter.KEYWORD_ONLY))
     run.__signature__ = written.replace(parameters=parameters)  # type: ignore[attr-defined]

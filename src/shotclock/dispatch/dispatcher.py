@@ -61,6 +61,7 @@ class Dispatcher:
         *,
         program: Program | None = None,
         command: list[str] | None = None,
+        store_of: Callable[[], Store] | None = None,
         inbox_of: Callable[[], Inbox] | None = None,
         place: str | None = None,
         step: StepSurroundings | None = None,
@@ -68,7 +69,7 @@ class Dispatcher:
         """Prepare the stages; nothing is opened yet.
 
         With a `program`, commands that declare it continue as jobs in a process that imports it. `command` is the
-        command line of the `job` commands, for hints; `inbox_of` gives the inbox for approvals (default: the store's);
+        command line of the `job` commands, for hints; `store_of` and `inbox_of` give those of another dispatcher;
         `place` is the file or module of the commands without a `program`; `step` is the step of a run that calls them.
         """
         self.catalogue = catalogue
@@ -79,6 +80,7 @@ class Dispatcher:
         self._checks = ArgumentChecks(runtime)
         self._opened: Store | None = None
         self._inbox: Inbox | None = None
+        self._store_of = store_of
         self._inbox_of = inbox_of
         self._approvals: Approvals | None = None
         if any(spec.approval is not None for spec in catalogue.commands):
@@ -111,6 +113,8 @@ class Dispatcher:
 
     def store(self) -> Store:
         """Open the store, once. Raises StoreError."""
+        if self._store_of is not None:
+            return self._store_of()
         if self._opened is None:
             from ..store.store import Store
 
@@ -336,6 +340,7 @@ class Dispatcher:
             request.stdin,
             request.owner,
             call.proposal_id,
+            request.asks,
         )
 
     def begin_job_command(self, action: str, parent: Deadline | None = None) -> Call:

@@ -60,6 +60,8 @@ class Invocation:
     owner: str | None = None
     """None: the user of the store."""
     proposal_id: str | None = None
+    asks: Mapping[str, Any] | None = None
+    """The capabilities of an MCP client that the job may ask."""
 
     def key(self) -> str:
         """Return a digest of all that identifies the work: equal for the same work."""
@@ -100,6 +102,7 @@ class Invocation:
                 "grace_ms": self.spec.clocks.grace_ms or 0,
                 "resume_from": self.resume_from,
                 "proposal_id": self.proposal_id,
+                "asks": None if self.asks is None else dict(self.asks),
             },
             max_lifetime_ms=interruption.max_lifetime_ms,
             idle_timeout_ms=interruption.idle_timeout_ms,
@@ -225,6 +228,13 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
         message = f"importing {target} took longer than {limit}, or ended the process that did it"
         raise Failure("TIMEOUT", message, context={"cause": cause}, suggestion="import less, or inside of functions")
     raise await _why_not(runtime, target, described)
+
+
+async def learn_files(runtime: Runtime, target: Target) -> list[str]:
+    """Return the files of an App that was learned, which may change while it is served."""
+    found = await runtime.call(_asking("files", "shotclock.process.source_files", "source_files"), {})
+    files = found.value if found.ok else None
+    return list(files) if isinstance(files, list) else [target.file] if target.file else []
 
 
 async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Failure:

@@ -10,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
+from collections.abc import Coroutine, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..core.catalogue import Catalogue
-from ..core.clocks import Clocks
+from ..core.client_forms import check_capabilities
+from ..core.clocks import Clocks, format_duration
 from ..core.envelope import Envelope, Problem, shorten
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
@@ -23,10 +27,12 @@ from ..core.value_types import replace
 from ..inbox.approval import Approvals, ask_person
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
+from ..process.context import ASK_CLIENT, ASK_LIMIT_MS, URL_COMPLETED, check_question
 from ..process.kernel import this_process
 from ..process.runners import runners_folder, withdraw
 from ..runtime import telemetry
-from ..runtime.call import Outcome, tool_of
+from ..runtime.call import Call, Outcome, tool_of
+from ..runtime.control import control_of
 from ..runtime.control_channel import runs as running_runs
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Program
@@ -41,6 +47,7 @@ from .job_log import Logbook
 
 # Between two heartbeats of a runner, with a check whether it should stop.
 BEAT_S = 0.25
+LONGEST_NAME = 100
 # The shortest time between two writes of progress; the last is always written.
 PROGRESS_NS = 200_000_000
 
@@ -111,7 +118,7 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     async with runtime:
         runtime.open_channel(store.home)
         call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)))
-        running_runs[job.id] = call
+        running_runs[job.id] = listener.call = call
         working = asyncio.ensure_future(runtime.finish(call, listener))
         while not working.done():  # bounded by the work's own clocks
             await asyncio.wait([working], timeout=BEAT_S)
@@ -154,6 +161,41 @@ class JobListener(CommandListener):
         self._job = job
         self._latest: tuple[int, int | None, str | None] | None = None
         self._written_ns = 0
+        self._asking = 0
+        self.call: Call | None = None
+
+    def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
+        if question == ASK_CLIENT and isinstance(value, dict):
+            return self._ask_client(value["name"], value["method"], value["params"])
+        return super().ask(question, value)
+
+    async def _ask_client(self, name: str, method: str, params: Mapping[str, Any]) -> object:
+        """Store a question for the client of the job's task, and return its answer. Raises Failure."""
+        job, jobs, asks = self._job, self._store.jobs, self._job.spec.get("asks")
+        if method == URL_COMPLETED:  # the revision that has tasks has no such message
+            return {}
+        if asks is None or self.call is None:
+            raise Failure("CANNOT_ASK", "the job was not started as a task by an MCP client")
+        check_capabilities(asks, method, params)
+        check_question(params, self._asking)
+        key = f"{name[:LONGEST_NAME]}-{secrets.token_hex(8)}"
+        self._asking += 1
+        try:
+            with control_of(self.call).person_wait(ASK_LIMIT_MS) as limit_ms:
+                async with asyncio.timeout(limit_ms / 1000):
+                    jobs.ask(job.id, key, {"method": method, "params": params}, attempt=job.attempt)
+                    while True:
+                        await asyncio.sleep(BEAT_S)
+                        current = jobs.get(job.id)
+                        given = {} if current is None else current.spec.get("questions", {}).get(key, {})
+                        if "answer" in given:
+                            return given["answer"]
+        except TimeoutError:
+            raise Failure("NO_ANSWER", f"no answer within {format_duration(ASK_LIMIT_MS)}") from None
+        finally:
+            self._asking -= 1
+            with contextlib.suppress(Failure):  # a busy store: it goes with the job
+                jobs.withdraw(job.id, key, attempt=job.attempt)
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         self._latest = _in_whole_numbers(max(done, 0), total, self.redact(unit))

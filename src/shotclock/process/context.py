@@ -14,6 +14,7 @@ import _posixsubprocess
 import asyncio
 import contextlib
 import inspect
+import json
 import math
 import os
 import signal
@@ -25,7 +26,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context as Variables
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Generic, Protocol, get_args, get_origin
 
 from ..core import client_forms
 from ..core.clocks import Clocks, Deadline, parse_duration_ms
@@ -37,9 +38,22 @@ from .clock import monotonic_ns, pause
 from .environment import CALL_VARIABLE, OVERTIME_VARIABLE
 from .kill import kill_below, signal_process
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    S = TypeVar("S", default=Any)
+else:
+    from typing import TypeVar
+
+    S = TypeVar("S")
+
 OVERTIME = "overtime"
 RESOURCE_UPDATED = "resource updated"
 ASK_CLIENT = "ask client"
+URL_COMPLETED = "notifications/elicitation/complete"
+ASK_LIMIT_MS = 10 * 60_000  # for a person to answer
+MOST_QUESTIONS = 20  # of one call at the same time
+LONGEST_QUESTION = 1024 * 1024  # as JSON
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 LONGEST_LOG = 10_000
 
@@ -144,6 +158,7 @@ class Stopped(BaseException):
 
 class CallLink(Protocol):
     def is_stopping(self) -> bool: ...
+    def state(self) -> Any: ...
     def progress(self, done: float, total: float | None, unit: str | None) -> None: ...
     def step(self, name: str) -> None: ...
     def write(self, text: str) -> None: ...
@@ -153,10 +168,13 @@ class CallLink(Protocol):
     def call(self, operation: Any, arguments: Mapping[str, object], clocks: Clocks) -> Any: ...
 
 
-class Context:
-    """The call as its handler sees it. A parameter named `ctx` receives it, as the subclass that it is annotated with.
+class Context(Generic[S]):
+    """The call as its handler sees it. A parameter named `ctx`, or annotated with it, receives it.
 
-    `ctx.call(…)` gives an awaitable to an async handler and the envelope itself to a sync one.
+    It is an instance of the subclass that the parameter is annotated with.
+
+    `ctx.call(…)` gives an awaitable to an async handler and the envelope itself to a sync one. `Context[AppState]`
+    names the type of `ctx.state`.
     """
 
     _is_call_context = True  # known to core by this name, which imports nothing from here
@@ -188,6 +206,12 @@ class Context:
     def stopping(self) -> bool:
         """Return whether the call has been asked to wind down: its soft clock rang, or it is being stopped."""
         return self.link.is_stopping()
+
+    @property
+    def state(self) -> S:
+        """Return the value that the lifespan of the App has yielded. Raises Failure STATE_UNAVAILABLE elsewhere."""
+        state: S = self.link.state()
+        return state
 
     def remaining_ms(self) -> int | None:
         """Return the time left before the deadline; None if there is none."""
@@ -249,6 +273,19 @@ class Context:
         params = {"mode": "form", "message": str(message), "requestedSchema": form.schema}
         return self._ask_client("elicitation/create", params, name, form.read)
 
+    def ask_url(self, message: str, url: str, *, name: str = "answer") -> Any:
+        """Ask the person at the MCP client to open a URL, for secrets that neither client nor model may see.
+
+        Return an `Answer` without data; await it if async. "accept" is the consent to open the URL: find out yourself
+        when the person has finished there. Raises ValueError for a URL that is not http or https, and Failure as `ask`.
+        """
+        params = {"mode": "url", "message": str(message), "url": client_forms.checked_url(url)}
+        return self._ask_client("elicitation/create", params, name, client_forms.read_consent)
+
+    def url_completed(self, *, name: str = "answer") -> Any:
+        """Inform the client that the person has finished at the URL of `ask_url`. Await it if async."""
+        return self._ask_client(URL_COMPLETED, {}, name, lambda _: None)
+
     def sample(
         self,
         messages: Any,
@@ -300,13 +337,22 @@ _SEVERITIES = {"notice": "INFO", "alert": "CRITICAL", "emergency": "CRITICAL"}
 """Of levels that Python's logging does not have."""
 
 
+def check_question(params: Mapping[str, Any], asked: int) -> None:
+    """Raise Failure CANNOT_ASK for a question that is too long, or one too many beside those of the call."""
+    if asked >= MOST_QUESTIONS:
+        raise Failure("CANNOT_ASK", f"a call asks at most {MOST_QUESTIONS} questions at the same time")
+    if (length := len(json.dumps(params))) > LONGEST_QUESTION:
+        raise Failure("CANNOT_ASK", f"the question has {length} characters, {LONGEST_QUESTION} are the most")
+
+
 async def _read_later(answer: Awaitable[Any], read: Callable[[Any], Any]) -> Any:
     return read(await answer)
 
 
 def context_class(hint: Any) -> type[Context]:
     """Return the class that the annotation of `ctx` names, alone or in a union: Context or a subclass of it."""
-    for each in (hint, *get_args(hint)):
+    for named in (hint, *get_args(hint)):
+        each = get_origin(named) or named
         if isinstance(each, type) and issubclass(each, Context):
             return each
     return Context

@@ -9,14 +9,14 @@ def find(name: str, db: Annotated[Db, Depends(database)]) -> list[str]: ...
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import wraps
 from typing import Any, get_args, get_type_hints
 
-from ..core.arguments import CONTEXT_NAME
+from ..core.arguments import CONTEXT_NAME, context_hint, context_name
 from ..core.value_types import value
-from .running_call import event_loop
+from .running_call import finish
 
 
 @value
@@ -47,19 +47,23 @@ def find_dependencies(function: Callable[..., Any]) -> dict[str, Dependency]:
     return found
 
 
+def dependency_functions(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """Return the functions of all dependencies of a command, also of those that others need."""
+    return [each.function for found in find_dependencies(inspect.unwrap(function)).values() for each in _check(found)]
+
+
 def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function without its dependencies: they are opened before each call and closed after it."""
     dependencies = find_dependencies(function)
     if not dependencies:
         return function
     every = [each for dependency in dependencies.values() for each in _check(dependency)]
-    is_async = any(_is_async(each.function) for each in every)
     written = inspect.signature(function)
-    wants_context = CONTEXT_NAME in written.parameters
+    wanted = context_name(function)
     name = function.__name__
 
     def split(named: dict[str, Any]) -> Any:
-        return named.get(CONTEXT_NAME) if wants_context else named.pop(CONTEXT_NAME)
+        return named.get(wanted) if wanted else named.pop(CONTEXT_NAME)
 
     if inspect.iscoroutinefunction(function):
 
@@ -75,42 +79,32 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
 
         @wraps(function)
         def run(**named: Any) -> Any:
-            context, stack = split(named), AsyncExitStack()
-
-            async def close(error: BaseException | None) -> bool:
-                return bool(await stack.__aexit__(type(error) if error else None, error, None))
-
-            try:
-                result = function(**named, **_finish(_open(dependencies, context, stack, {}), is_async))
-            except BaseException as error:
-                if _finish(close(error), is_async):
-                    raise _swallowed(name) from error
-                raise
-            _finish(close(None), is_async)
-            return result
+            context = split(named)
+            with ExitStack() as stack:
+                return function(**named, **_open_for_sync(dependencies, context, stack, {}))
+            raise _swallowed(name)
 
     kept = [parameter for parameter in written.parameters.values() if parameter.name not in dependencies]
-    if not wants_context:
+    if wanted is None:
         place = next((at for at, each in enumerate(kept) if each.kind is each.VAR_KEYWORD), len(kept))
         kept.insert(place, inspect.Parameter(CONTEXT_NAME, inspect.Parameter.KEYWORD_ONLY))
     run.__signature__ = written.replace(parameters=kept)  # type: ignore[attr-defined]
     run.__annotations__ = {key: hint for key, hint in function.__annotations__.items() if key not in dependencies}
+    if wanted is None:
+        run.__annotations__[CONTEXT_NAME] = next(filter(None, (context_hint(each.function) for each in every)), None)
     return run
 
 
 def _check(dependency: Dependency) -> list[Dependency]:
     """Return a dependency and those that it needs. Raises TypeError for a parameter that nothing fills."""
     inner = find_dependencies(dependency.function)
+    context = context_name(dependency.function)
     for parameter in inspect.signature(dependency.function).parameters.values():
         is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.name not in (*inner, CONTEXT_NAME) and parameter.default is parameter.empty and not is_variable:
+        if parameter.name not in (*inner, context) and parameter.default is parameter.empty and not is_variable:
             message = f"{parameter.name!r} has no value: it is neither ctx nor filled by Depends(…)"
             raise TypeError(f"Depends({dependency.function.__qualname__}): {message}")
     return [dependency, *(each for needed in inner.values() for each in _check(needed))]
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 async def _open(
@@ -122,8 +116,7 @@ async def _open(
         function = dependency.function
         if function not in opened:
             arguments = await _open(find_dependencies(function), context, stack, opened)
-            if CONTEXT_NAME in inspect.signature(function).parameters:
-                arguments[CONTEXT_NAME] = context
+            arguments |= _context_for(function, context)
             if inspect.isasyncgenfunction(function):
                 opened[function] = await stack.enter_async_context(asynccontextmanager(function)(**arguments))
             elif inspect.isgeneratorfunction(function):
@@ -135,15 +128,43 @@ async def _open(
     return values
 
 
-def _finish(coroutine: Coroutine[Any, Any, Any], is_async: bool) -> Any:
-    """Run a coroutine for a sync function; without a loop if nothing in it can wait."""
-    if is_async:
-        return event_loop().run_until_complete(coroutine)
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        return done.value
-    raise RuntimeError("a sync dependency awaited something")
+def _open_for_sync(
+    dependencies: Mapping[str, Dependency], context: Any, stack: ExitStack, opened: dict[Any, Any]
+) -> dict[str, Any]:
+    """Do the same for a sync function: its sync dependencies run in its thread, async ones on the loop."""
+    values = {}
+    for name, dependency in dependencies.items():
+        function = dependency.function
+        if function not in opened:
+            arguments = _open_for_sync(find_dependencies(function), context, stack, opened)
+            arguments |= _context_for(function, context)
+            if inspect.isasyncgenfunction(function):
+                opened[function] = stack.enter_context(_OnLoop(asynccontextmanager(function)(**arguments)))
+            elif inspect.isgeneratorfunction(function):
+                opened[function] = stack.enter_context(contextmanager(function)(**arguments))
+            else:
+                made = function(**arguments)
+                opened[function] = finish(made) if inspect.iscoroutine(made) else made
+        values[name] = opened[function]
+    return values
+
+
+def _context_for(function: Callable[..., Any], context: Any) -> dict[str, Any]:
+    wanted = context_name(function)
+    return {} if wanted is None else {wanted: context}
+
+
+class _OnLoop(AbstractContextManager[Any]):
+    """An async context manager for a sync function."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def __enter__(self) -> Any:
+        return finish(self._manager.__aenter__())
+
+    def __exit__(self, *raised: object) -> bool | None:
+        return finish(self._manager.__aexit__(*raised))  # type: ignore[no-any-return]
 
 
 def _swallowed(name: str) -> RuntimeError:

@@ -82,6 +82,23 @@ class Heard(NamedTuple):
     number: int
 
 
+class Opened(NamedTuple):
+    """From the shared worker: a call has waited for the lifespan of its App, which is open now."""
+
+    number: int
+    app: str
+    why_again: str
+    """Why it was opened again in the same process, or an empty text."""
+
+
+class CloseStates(NamedTuple):
+    """To the shared worker: stop the calls and close the lifespans. Answered with `StatesClosed`."""
+
+
+class StatesClosed(NamedTuple):
+    """From the shared worker: every lifespan is closed."""
+
+
 class Process(NamedTuple):
     """From the shared worker: a call has started a process."""
 
@@ -165,8 +182,9 @@ class Done(NamedTuple):
     finished_ns: int
 
 
-ToWorker = Run | MoveBell | BeginWindDown | Cancel | Answer
-FromWorker = Heard | Process | Progress | Partial | Step | Wrote | Logged | Ask | FurtherCall | NeverMind | Done
+ToWorker = Run | MoveBell | BeginWindDown | Cancel | Answer | CloseStates
+News = Opened | Process | Progress | Partial | Step | Wrote | Logged
+FromWorker = Heard | News | StatesClosed | Ask | FurtherCall | NeverMind | Done
 Message = ToWorker | FromWorker
 _TYPES: tuple[Any, ...] = get_args(Message)
 _NUMBERS = {kind: number for number, kind in enumerate(_TYPES)}
@@ -191,6 +209,10 @@ RUNNING = 1
 """In the shared worker: the number of the call whose code holds the loop; 0 if none does, or it is unknown."""
 SHARED = 2
 """1 in the shared worker, set before it is forked."""
+STATES = 3
+"""In the shared worker: how many lifespans it has begun to open."""
+LIFESPAN_RUNS = 2**64 - 1
+"""At RUNNING: the code of a lifespan holds the loop."""
 
 
 def open_memory(fd: int) -> memoryview:

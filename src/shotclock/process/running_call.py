@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import importlib
 import itertools
+import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any
 
@@ -56,6 +58,18 @@ def event_loop() -> asyncio.AbstractEventLoop:
     return _loop
 
 
+wait_in_thread: ContextVar[Callable[[Coroutine[Any, Any, Any]], Any] | None] = ContextVar(
+    "shotclock_wait_in_thread", default=None
+)
+"""Of a sync function in the shared process: wait for a coroutine that runs on the loop there."""
+
+
+def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine for a sync function, on the loop of its process."""
+    wait = wait_in_thread.get()
+    return event_loop().run_until_complete(coroutine) if wait is None else wait(coroutine)
+
+
 _questions = itertools.count(1)
 _awaited: dict[int, asyncio.Future[bytes]] = {}
 """By the number of their question."""
@@ -82,11 +96,14 @@ class RunningCall:
     def is_stopping(self) -> bool:
         raise NotImplementedError
 
+    def state(self) -> Any:
+        raise Failure("STATE_UNAVAILABLE", f"{self.request.name} runs in a worker process, which has no ctx.state")
+
     @property
     def deadline(self) -> Deadline | None:
         return Deadline(self.request.bell_ns) if self.request.bell_ns else None
 
-    def bind(self) -> Callable[[], Any] | Reply:
+    def bind(self) -> partial[Any] | Reply:
         """Return the function with its checked arguments, or the reply why it cannot be called."""
         module, qualname, payload = self.request.module, self.request.qualname, self.request.arguments
         try:
@@ -102,8 +119,8 @@ class RunningCall:
             return "invalid", problems
         if hasattr(function, "looks_at_arguments"):
             return partial(function, pickle.loads(payload), arguments)  # a validator may have changed the others
-        if signature.wants_context:
-            arguments["ctx"] = self.context(function)
+        if signature.context_name is not None:
+            arguments[signature.context_name] = self.context(function)
         return partial(function, **arguments)
 
     def context(self, function: Callable[..., Any]) -> Context:
@@ -198,7 +215,7 @@ def reply_to_error(error: BaseException) -> Reply:
         with contextlib.suppress(Exception):
             error.data, error.context = to_valid_json(error.data)[0], to_valid_json(error.context)[0]
             return "failed", pickle.dumps(error)
-    return "raised", _describe(error)
+    return "raised", describe_fully(error)
 
 
 @lru_cache(maxsize=1024)
@@ -216,7 +233,14 @@ def find(module: str, qualname: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _describe(error: BaseException) -> tuple[str, str, str, str, str, bytes]:
+def read_stdin_from(path: str) -> None:
+    file = os.open(path, os.O_RDONLY)
+    os.dup2(file, 0)
+    os.close(file)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+
+
+def describe_fully(error: BaseException) -> tuple[str, str, str, str, str, bytes]:
     """Return type, message, traceback, code and public text of an exception, and itself if it can be sent."""
     pickled = b""
     with contextlib.suppress(Exception):

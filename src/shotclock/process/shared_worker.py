@@ -1,28 +1,68 @@
-"""The shared worker: many async functions on one loop, whose limits the runtime holds. docs/design.md: R29, R29a."""
+"""The shared worker: many functions in one process, whose limits the runtime holds.
+
+Async functions run on its loop, and each sync one in a thread of its own. docs/design.md: R29, R29a, R29c.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import select
 import socket
 import threading
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any, NoReturn
 
+from ..core.errors import Failure
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
-from .context import Scope, StartedProcesses, current_scope, watch
-from .messages import BEGUN, RUNNING, Answer, Cancel, Done, Heard, Logged, Partial, Process, Progress, Run, Step
-from .running_call import Reply, RunningCall, event_loop, reply_to_error, reply_to_result, take_answer
+from .context import Scope, StartedProcesses, Stopped, current_scope, watch
+from .lifespan import HeldState, Lifespan, NotOpened, run_in_thread
+from .messages import (
+    BEGUN,
+    LIFESPAN_RUNS,
+    RUNNING,
+    STATES,
+    Answer,
+    Ask,
+    Cancel,
+    CloseStates,
+    Done,
+    FurtherCall,
+    Heard,
+    Logged,
+    Opened,
+    Partial,
+    Process,
+    Progress,
+    Run,
+    StatesClosed,
+    Step,
+)
+from .running_call import (
+    Reply,
+    RunningCall,
+    describe_fully,
+    event_loop,
+    read_stdin_from,
+    reply_to_error,
+    reply_to_result,
+    take_answer,
+    wait_in_thread,
+)
 
 # Progress beyond this that a slow runtime has not read is dropped.
 PROGRESS_HELD = 256 * 1024
 # How often the shared worker sends the news of a handler that does not let the loop run.
 SEND_AT_LEAST_NS = 5_000_000
+# How long calls that run while the states are to be closed may take to end.
+CALLS_END_S = 0.5
 
 _number: ContextVar[int] = ContextVar("shotclock_call_number", default=0)
 """Number of the call whose code runs, in its tasks and threads as well."""
@@ -40,6 +80,8 @@ class SharedWorker:
         self._thread = threading.get_ident()
         self._context = copy_context()
         self.calls: dict[int, SharedCall] = {}
+        self._states: dict[str, HeldState] = {}
+        self._closing: asyncio.Task[None] | None = None
         self._outbox = bytearray()
         self._is_flushing = False
         self._flushed_ns = 0
@@ -69,6 +111,8 @@ class SharedWorker:
                 self._begin(message)
             elif isinstance(message, Answer):
                 take_answer(message)
+            elif isinstance(message, CloseStates):
+                self._closing = self.loop.create_task(self._close_states(), context=self._context.copy())
             elif (call := self.calls.get(message[0])) is not None:
                 call.take(message)
 
@@ -76,6 +120,22 @@ class SharedWorker:
         call = self.calls[request.number] = SharedCall(self, request)
         call.task = self.loop.create_task(call.run(), context=self._context.copy())
         call.task.add_done_callback(call.on_end, context=self._context)
+
+    def state_of(self, lifespan: Lifespan) -> HeldState:
+        if lifespan.key not in self._states:
+            self.words[STATES] += 1
+            held = HeldState(lifespan, partial(_note_running, words=self.words, number=LIFESPAN_RUNS), self._context)
+            self._states[lifespan.key] = held
+        return self._states[lifespan.key]
+
+    async def _close_states(self) -> None:
+        """Stop the calls and close the lifespans. The runtime kills this process if that takes too long."""
+        for call in self.calls.values():
+            call.stop()
+        if self.calls:
+            await asyncio.wait([call.task for call in self.calls.values()], timeout=CALLS_END_S)
+        await asyncio.gather(*(held.close() for held in self._states.values()))
+        self.send(StatesClosed())
 
     def look(self) -> None:
         """Read messages for a handler that asks without letting the loop run."""
@@ -127,29 +187,79 @@ class SharedWorker:
 class SharedCall(RunningCall):
     task: asyncio.Task[None]
     _has_replied = False
+    _is_in_thread = False
+    """It is a sync function. Its task waits for the thread, and is not cancelled."""
+    _owes_stop = False
+    """A sync function is to be stopped, and has not noticed: the next use of its context raises Stopped, once."""
+    _held: HeldState | None = None
+    _finished_ns = 0
 
     def __init__(self, worker: SharedWorker, request: Run) -> None:
         super().__init__(request)
         self._worker = worker
+        self._waits: set[Future[Any]] = set()
+        """Of its thread, for the loop."""
 
     def send(self, message: messages.FromWorker) -> None:
+        self._raise_if_owed()
         self._worker.send(message)
 
     def send_news(self, message: Progress | Partial | Step | Logged) -> None:
+        self._raise_if_owed()
         self._worker.send_or_drop(message)
 
     def is_stopping(self) -> bool:
         if not self.stopping:
             self._worker.look()
+        elif not self._worker.is_here():
+            self._owes_stop = False  # it knows
         return self.stopping
+
+    def state(self) -> Any:
+        if self._held is None:
+            raise Failure("STATE_UNAVAILABLE", f"there is no lifespan whose state {self.request.name} could read")
+        return self._held.value()
 
     def take(self, message: ipc.Message) -> None:
         if isinstance(message, Cancel):
-            self.send(Heard(self.number))
-            self.stopping = True
-            self.task.cancel()
+            self._worker.send(Heard(self.number))
+            self.stop()
         else:
             super().take(message)
+
+    def stop(self) -> None:
+        """Cancel an async function; ask a sync one, by `ctx.stopping` and by Stopped where it uses its context."""
+        self.stopping = True
+        if not self._is_in_thread:
+            self.task.cancel()
+            return
+        self._owes_stop = True
+        for wait in list(self._waits):
+            wait.cancel()
+
+    def _raise_if_owed(self) -> None:
+        if self._owes_stop and not self._worker.is_here():
+            self._owes_stop = False
+            raise Stopped
+
+    def answer_to(self, message: FurtherCall | Ask, unpickle: Callable[[bytes], Any]) -> Any:
+        if not self._is_in_thread or self._worker.is_here():
+            return super().answer_to(message, unpickle)
+        return self._wait_in_thread(super().answer_to(message, unpickle))
+
+    def _wait_in_thread(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Return the result of a coroutine that runs on the loop. Raises Stopped if the call is stopped meanwhile."""
+        waited = asyncio.run_coroutine_threadsafe(coroutine, self._worker.loop)
+        self._waits.add(waited)
+        try:
+            if self._owes_stop or self._has_replied:  # of a thread that the function left behind: never answered
+                waited.cancel()
+            return waited.result()  # bounded: the end of the call cancels it
+        except CancelledError:
+            self._owes_stop = False
+            raise Stopped from None
+        finally:
+            self._waits.discard(waited)
 
     async def run(self) -> None:
         words, request = self._worker.words, self.request
@@ -158,41 +268,90 @@ class SharedCall(RunningCall):
         _number.set(self.number)
         scope = Scope(self.deadline, request.depth, request.name, self.trace, overtime_address=request.overtime_address)
         current_scope.set(scope)
-        words[RUNNING] = self.number
-        reply: Reply
+        reply: Reply = await _note_running(self._perform(), words, self.number)
+        if os.getpid() != self._worker.pid:  # the handler forked and came back twice; its caller waits for one answer
+            os._exit(0)
+        finished_ns = self._finished_ns or monotonic_ns()
+        self._has_replied = True
         try:
+            self._worker.send(Done(self.number, *reply, [], finished_ns))
+        except (ValueError, OverflowError) as error:  # gigabytes
+            why = f"the result cannot be sent: {error}"
+            self._worker.send(Done(self.number, "unserializable", why, [], finished_ns))
+
+    async def _perform(self) -> Reply:
+        try:
+            if self.request.stdin_path is not None:  # on a command line alone, whose only call this is
+                read_stdin_from(self.request.stdin_path)
             bound = self.bind()
             if isinstance(bound, tuple):
-                reply = bound
-            else:
-                result = bound()
-                if isinstance(result, types.CoroutineType):
-                    result = await _note_running(result, words, self.number)  # type: ignore[misc]
-                words[RUNNING] = self.number
-                reply = reply_to_result(result)
+                return bound
+            lifespan: Lifespan | None = getattr(bound.func, "lifespan", None)
+            if lifespan is not None and (refusal := await self._open_state(lifespan)) is not None:
+                return refusal
+            if inspect.iscoroutinefunction(bound.func):
+                return reply_to_result(await bound())
+            return await self._run_in_thread(bound)
         except asyncio.CancelledError:
+            return "cancelled", None
+        except BaseException as error:
+            return reply_to_error(error)
+
+    async def _open_state(self, lifespan: Lifespan) -> Reply | None:
+        """Wait until the state of the App is open. Return the reply if the function cannot be run."""
+        self._held = held = self._worker.state_of(lifespan)
+        if held.is_open:
+            return None
+        try:
+            why_again = await held.open()
+        except asyncio.CancelledError:
+            return "unopened", None
+        except NotOpened as refusal:
+            return "unopened", describe_fully(refusal.__cause__ or refusal)
+        self.send(Opened(self.number, lifespan.key, why_again))
+        return None
+
+    async def _run_in_thread(self, bound: Callable[[], Any]) -> Reply:
+        """Run a sync function in a thread, and wait for its end, also if the task is cancelled."""
+        self._is_in_thread = True
+        wait_in_thread.set(self._wait_in_thread)
+        ended = run_in_thread(partial(self._reply_in_thread, bound), f"shotclock-{self.request.name}")
+        while not ended.done():  # bounded by the runtime, which kills this process
+            with contextlib.suppress(asyncio.CancelledError):  # of other code: the thread runs on
+                await asyncio.wait([ended])
+        reply: Reply = ended.result()
+        return reply
+
+    def _reply_in_thread(self, bound: Callable[[], Any]) -> Reply:
+        try:
+            result = bound()
+            if isinstance(result, types.CoroutineType):
+                result = self._wait_in_thread(result)
+            reply = reply_to_result(result)
+        except Stopped:
             reply = "cancelled", None
         except BaseException as error:
             reply = reply_to_error(error)
-        if os.getpid() != self._worker.pid:  # the handler forked and came back twice; its caller waits for one answer
+        if os.getpid() != self._worker.pid:
             os._exit(0)
-        finished_ns = monotonic_ns()
-        words[RUNNING] = 0
-        self._has_replied = True
-        try:
-            self.send(Done(self.number, *reply, [], finished_ns))
-        except (ValueError, OverflowError) as error:  # gigabytes
-            self.send(Done(self.number, "unserializable", f"the result cannot be sent: {error}", [], finished_ns))
+        self._finished_ns = monotonic_ns()
+        return reply
 
     def on_end(self, task: asyncio.Task[None]) -> None:
         self._worker.calls.pop(self.number, None)
+        for wait in list(self._waits):
+            wait.cancel()
         if not self._has_replied:  # cancelled before its first step
-            self.send(Done(self.number, "unbegun", None, [], monotonic_ns()))
+            self._worker.send(Done(self.number, "unbegun", None, [], monotonic_ns()))
+
+
+async def _note_running(work: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Any:
+    """Await a coroutine, and write a number into the shared memory whenever its code holds the loop."""
+    return await _step_by_step(work, words, number)
 
 
 @types.coroutine
-def _note_running(handler: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Generator[Any, None, Any]:
-    """Await a handler, and write its number into the shared memory whenever its code holds the loop."""
+def _step_by_step(handler: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Generator[Any, None, Any]:
     thrown: BaseException | None = None
     while True:
         words[RUNNING] = number

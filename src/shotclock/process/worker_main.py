@@ -25,7 +25,15 @@ from .clock import monotonic_ns
 from .context import Context, Stopped
 from .environment import OVERTIME_VARIABLE, quiet_this_process, set_call_variables
 from .messages import BEGUN, SHARED, Answer, Ask, Done, FurtherCall, Logged, Partial, Progress, Run, Step, open_memory
-from .running_call import Reply, RunningCall, event_loop, reply_to_error, reply_to_result, take_answer
+from .running_call import (
+    Reply,
+    RunningCall,
+    event_loop,
+    read_stdin_from,
+    reply_to_error,
+    reply_to_result,
+    take_answer,
+)
 from .shared_worker import SharedWorker
 
 inside_worker = False
@@ -229,7 +237,7 @@ def prepare_forks(*, serves_many: bool = True) -> None:
     """Do what is the same for all forks. Unless it `serves_many`, garbage is not collected: that would copy every page
     of the program for one command."""
     quiet_this_process()
-    _read_from(os.devnull)
+    read_stdin_from(os.devnull)
     # What is imported stays; a collection in a fork that walked over it would copy every page it is on.
     if serves_many:
         gc.collect()
@@ -336,7 +344,7 @@ def _perform(call: OnlyCall) -> Reply:
         os.environ[OVERTIME_VARIABLE] = request.overtime_address
     try:
         if request.stdin_path is not None:
-            _read_from(request.stdin_path)
+            read_stdin_from(request.stdin_path)
         bound = call.bind()
         if isinstance(bound, tuple):
             return bound
@@ -351,17 +359,10 @@ def _perform(call: OnlyCall) -> Reply:
         return reply_to_error(error)
     finally:
         if request.stdin_path is not None:
-            _read_from(os.devnull)
+            read_stdin_from(os.devnull)
         if request.overtime_address:
             os.environ.pop(OVERTIME_VARIABLE, None)
     return reply_to_result(result)
-
-
-def _read_from(path: str) -> None:
-    file = os.open(path, os.O_RDONLY)
-    os.dup2(file, 0)
-    os.close(file)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
 
 
 def _find_leaked() -> list[dict[str, object]]:

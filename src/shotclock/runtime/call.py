@@ -565,6 +565,8 @@ class CallRequest:
     on_progress: Progress | None = None
     on_question: Answerer | None = None
     """Answers the questions of the handler's context that only this surface can."""
+    asks: Mapping[str, object] | None = None
+    """The capabilities of an MCP client that a job may ask; None: it cannot ask."""
     on_log: OnLog | None = None
     """Called with the level, the text and the logger of each message; by default Python's logging is."""
     on_item: Callable[[object], None] | None = None

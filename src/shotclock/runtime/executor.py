@@ -32,7 +32,7 @@ from .call import Call, Outcome, invalid, wound_down_problem
 from .command_runner import Supervisors, run_shielded
 from .control import Observe, follow_wind_down, start_control
 from .handler_call import InlineCall, ProcessCall, ReadyCall
-from .outcomes import CLOSING, timeout_problem
+from .outcomes import CLOSING, closing_outcome, timeout_problem
 from .preloaded_zygote import Preloaded, Program, explain_unfindable
 from .worker_process import Vacancy, Worker
 
@@ -43,7 +43,9 @@ ZYGOTE_LIMIT_S = 3.0
 ZYGOTE_PAUSE_S = 0.005
 # A zygote that is there after so many looks may have been stopped by the work that it guards.
 LOOKS_UNTIL_STOPPED = 10
-# All of closing: commands, workers, shared process and zygote, three seconds each. A blocked loop runs it out.
+# For the lifespans to close, before their process is killed. MCP clients wait 2 s, send SIGTERM, and kill 2 s later.
+STATES_CLOSE_LIMIT_S = 3.0
+# All of closing: commands, lifespans, workers, zygote, three seconds each. A blocked loop runs it out.
 CLOSING_LIMIT_S = 15.0
 MAX_DEPTH = 16
 DEFAULT_WARM = max(2, min(8, os.cpu_count() or 2))
@@ -92,7 +94,9 @@ class WorkerPool:
         self._respawn: asyncio.TimerHandle | None = None
         self._recall: asyncio.TimerHandle | None = None
         self._failed_starts = 0
-        self._closing = False
+        self.is_closing = False
+        self._lost_states: dict[str, tuple[str, int]] = {}
+        """By App: why its state was lost last, and when."""
 
     @property
     def size(self) -> int:
@@ -110,7 +114,7 @@ class WorkerPool:
 
     def submit(self, call: ProcessCall) -> None:
         """Give a call to a worker, or let it wait for one within its limits."""
-        if self._closing:
+        if self.is_closing:
             call.resolve(closing_outcome())
             return
         if call.depth:  # before calls that are made by no call: its own caller holds a worker until it ends
@@ -127,7 +131,7 @@ class WorkerPool:
         """Put calls that a worker had not begun before all others."""
         for call in reversed(calls):
             call.worker = None
-            if self._closing:
+            if self.is_closing:
                 call.resolve(closing_outcome())
             else:
                 self._waiting.appendleft(call)
@@ -190,7 +194,7 @@ class WorkerPool:
 
     def on_free(self, worker: Worker) -> None:
         """Give a worker that came up or ended a call its next one."""
-        if self._closing or not worker.room:
+        if self.is_closing or not worker.room:
             return
         if worker.has_served:
             self._failed_starts = 0
@@ -214,7 +218,7 @@ class WorkerPool:
     def _grow(self) -> None:
         """Start workers for waiting calls. A worker busy with one call for long is as good as missing."""
         self._growth = None
-        if not self._waiting or self._closing:
+        if not self._waiting or self.is_closing:
             return
         is_late = monotonic_ns() - self._growth_due_ns > GROW_LATE_NS  # our own loop was busy; answers may lie unread
         if not is_late and self._respawn is None:
@@ -228,7 +232,7 @@ class WorkerPool:
     def _refill(self) -> None:
         """Start workers up to `warm`, and one for each call made by a call, which must not wait for a worker that its
         own caller holds. Not while too many of the former ones will not die, nor more at once than `warm`."""
-        if self._closing or self._respawn is not None:
+        if self.is_closing or self._respawn is not None:
             return
         while len(self._all) < self.warm and len(self._leaving) <= self.warm and self._spawn():
             pass
@@ -265,7 +269,7 @@ class WorkerPool:
             for call in [call for call in self._waiting if call.depth or not is_any_up]:
                 self.leave_queue(call)
                 call.resolve(Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", message)))
-        if self._respawn is None and not self._closing:
+        if self._respawn is None and not self.is_closing:
             self._respawn = self.loop.call_later(RESPAWN_PAUSE_S, self._respawn_now)
 
     def _respawn_now(self) -> None:
@@ -283,7 +287,7 @@ class WorkerPool:
         """Replace a worker that is gone, and move the calls that it had not begun."""
         self._forget(worker)
         if worker.vacant is not None:
-            if self._closing or len(self._vacant) >= self.warm:
+            if self.is_closing or len(self._vacant) >= self.warm:
                 worker.vacant.control.close()  # its supervisor ends
             else:
                 self._vacant.append(worker.vacant)
@@ -303,14 +307,42 @@ class WorkerPool:
         with contextlib.suppress(ValueError):
             self._free.remove(worker)
 
-    def kill_all(self) -> list[Worker]:
-        """Take no more calls, answer those that wait, and kill every worker. Return the workers."""
-        self._closing = True
+    def note_lost_states(self, apps: Iterable[str], why: str) -> None:
+        self._lost_states.update(dict.fromkeys(apps, (why, monotonic_ns())))
+
+    def find_lost_state(self, app: str, why_again: str) -> tuple[str, int] | None:
+        """Return why the state of an App was lost before it was opened, and how long ago; None if it was not."""
+        if why_again:
+            return why_again, 0
+        why, lost_ns = self._lost_states.get(app, ("", 0))
+        return (why, monotonic_ns() - lost_ns) if why else None
+
+    async def close_states(self) -> None:
+        """Take no more calls, stop those that run in a shared process with states, and close these. Bounded."""
+        self._refuse_calls()
+        holding = [worker for worker in self._all if worker.holds_states]
+        for worker in holding:
+            worker.close_states()
+        if holding:
+            ends = [worker.states_closed for worker in holding]
+            _, left = await asyncio.wait(ends, timeout=STATES_CLOSE_LIMIT_S)
+            if left:
+                import logging  # takes 4 ms
+
+                message = "the lifespan did not close within %d s, and was killed"
+                logging.getLogger("shotclock").warning(message, STATES_CLOSE_LIMIT_S)
+
+    def _refuse_calls(self) -> None:
+        self.is_closing = True
         for handle in (self._growth, self._trim, self._respawn, self._recall):
             if handle is not None:
                 handle.cancel()
         while self._waiting:
             self._waiting.popleft().resolve(closing_outcome())
+
+    def kill_all(self) -> list[Worker]:
+        """Take no more calls, answer those that wait, and kill every worker. Return the workers."""
+        self._refuse_calls()
         for supervisor in self._vacant:
             supervisor.control.close()
         self._vacant.clear()
@@ -318,10 +350,6 @@ class WorkerPool:
         for worker in workers:
             worker.kill(CLOSING)
         return workers
-
-
-def closing_outcome() -> Outcome:
-    return Outcome(Ending.NOT_STARTED, Problem("SHUTTING_DOWN", "the runtime is closing"))
 
 
 class ChildProcesses:
@@ -344,6 +372,7 @@ class ChildProcesses:
         self._environment = environment
         self._pool: WorkerPool | None = None
         self._shared: WorkerPool | None = None
+        self._closing_states: asyncio.Future[None] | None = None
         self._zygote: socket.socket | None = None
         self._zygote_pids = [] if preloaded is None or preloaded.pid is None else [preloaded.pid]
         self.commands = Supervisors(self._request_fork)
@@ -375,7 +404,8 @@ class ChildProcesses:
             operations = [*self._operations(), *([] if first is None else [first])]
             handlers = dict.fromkeys(operation.handler for operation in operations if operation.place != "inline")
             # Event loops as well, where there will be any: otherwise each process would import them anew.
-            loops = ("asyncio",) if any(operation.is_async for operation in operations) else ()
+            needs_loop = any(operation.is_async or operation.place == "shared" for operation in operations)
+            loops = ("asyncio",) if needs_loop else ()
             self._preloaded = Preloaded(
                 self._request_fork,
                 program=self._program,
@@ -448,7 +478,14 @@ class ChildProcesses:
                 continue_ours()
             await asyncio.sleep(ZYGOTE_PAUSE_S)
 
+    async def close_states(self) -> None:
+        if self._shared is not None:
+            if self._closing_states is None:
+                self._closing_states = asyncio.ensure_future(self._shared.close_states())
+            await asyncio.shield(self._closing_states)
+
     async def _close_workers(self) -> None:
+        await self.close_states()
         workers: list[Worker] = []
         for pool in (self._pool, self._shared):
             if pool is not None:

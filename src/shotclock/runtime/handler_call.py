@@ -22,7 +22,7 @@ from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.catalogue import Operation
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks
 from ..core.envelope import Envelope, Warning_, as_data, warning
-from ..core.errors import Ending
+from ..core.errors import Ending, Failure
 from ..core.value_types import record
 from ..process import messages, spans
 from ..process.clock import monotonic_ns
@@ -45,7 +45,15 @@ from ..process.messages import BeginWindDown, Done, Run
 from .call import Call, Outcome, Work, WorkView, invalid
 from .command_runner import REPORT_MARGIN_MS, run_shielded
 from .control import IdleClock, control_of, request_overtime
-from .outcomes import limit_problem, outcome_of_handler_error, outcome_of_value, worker_outcome
+from .outcomes import (
+    closing_outcome,
+    limit_problem,
+    outcome_of_handler_error,
+    outcome_of_value,
+    rebuilt_warning,
+    unopened_outcome,
+    worker_outcome,
+)
 from .preloaded_zygote import address_of
 
 if TYPE_CHECKING:
@@ -213,9 +221,9 @@ class InlineCall(HandlerWork):
             arguments, problems = signature.check(call.arguments)
             if problems:
                 return invalid(problems)
-            if signature.wants_context:
+            if signature.context_name is not None:
                 skipped = self.listener.skipped_steps
-                arguments["ctx"] = self._context = context_class(signature.context_hint)(
+                arguments[signature.context_name] = self._context = context_class(signature.context_hint)(
                     call.name, call.request_id, call.bound.bell, self._scope.depth, call, self, skipped
                 )
             return outcome_of_value(await self._handler(**arguments))
@@ -228,6 +236,9 @@ class InlineCall(HandlerWork):
 
     def is_stopping(self) -> bool:
         return self._stopping
+
+    def state(self) -> Any:
+        raise Failure("STATE_UNAVAILABLE", f"{self._call.name} runs inline, and ctx.state is in the shared process")
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         self._report(partial(self.note_progress, done, total, unit))
@@ -376,6 +387,7 @@ class ProcessCall(HandlerWork):
         self._waits = 0
         self.started: StartedProcesses | None = None
         """In the shared process."""
+        self._warnings: tuple[Warning_, ...] = ()
         bell, queue_ms = call.bound.bell, call.clocks.queue_ms
         self._queue_ns = call.started_ns + queue_ms * NS_PER_MS if queue_ms else inf
         self._arm(min(self._queue_ns, inf if bell is None else bell.at_ns))
@@ -474,7 +486,7 @@ class ProcessCall(HandlerWork):
 
     def _end_grace(self, now_ns: int) -> None:
         worker = self.worker
-        if worker is None or not worker.is_shared or worker.is_ending:
+        if worker is None or not worker.is_shared or worker.is_ending or worker.is_closing_states:
             return
         worker.read_what_is_there()
         if worker.calls.get(self.number) is not self:
@@ -519,6 +531,14 @@ class ProcessCall(HandlerWork):
 
     # --- in the shared process -------------------------------------------------------------------------------
 
+    def note_rebuilt(self, why: str, ago_ns: int) -> None:
+        """Note that the state of the App was opened anew before this call."""
+        self._warnings = (rebuilt_warning(why, ago_ns),)
+
+    def resolve(self, outcome: Outcome) -> None:
+        outcome.warnings += self._warnings
+        super().resolve(outcome)
+
     def has_started(self, mark: str, pid: int) -> None:
         if self.started is None:
             self.started = StartedProcesses(mark)
@@ -540,8 +560,13 @@ class ProcessCall(HandlerWork):
         """Choose between the result and the limit. A result before the deadline counts, even if it came later."""
         bell = self.call.bound.bell
         in_time = bell is None or done.finished_ns <= bell.at_ns
-        if done.kind == "unbegun":
+        is_closed = self._pool.is_closing and not self.is_stopping and done.payload is None
+        if is_closed and done.kind in ("unbegun", "unopened", "cancelled"):
+            outcome = closing_outcome(Ending.CANCELLED if done.kind == "cancelled" else Ending.NOT_STARTED)
+        elif done.kind == "unbegun":
             outcome = self.limit_outcome(Ending.NOT_STARTED)
+        elif done.kind == "unopened":
+            outcome = unopened_outcome(done.payload, self.limit_outcome(Ending.NOT_STARTED))
         elif in_time and (self.fired is None or (self.fired is not ClockKind.IDLE and done.kind != "cancelled")):
             outcome = worker_outcome(done.kind, done.payload)
         else:  # finished: by itself, but late

@@ -9,7 +9,7 @@ from ..core.arguments import NotSerializable, to_valid_json
 from ..core.clocks import ClockKind, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, Warning_, as_data, describe_exception, warning
 from ..core.errors import Ending, Failure, SideEffects, code_of, error_entry
-from ..core.value_types import replace
+from ..core.value_types import replace, value
 from ..process import messages
 from ..process.clock import monotonic_ns
 from ..process.command_task import CommandReport
@@ -149,27 +149,67 @@ def crash_outcome(call: Call, report: CommandReport) -> Outcome:
     return Outcome(Ending.FINISHED, Problem("WORKER_CRASHED", message, context=context), survivors=survivors)
 
 
-_LOST = "what handlers kept in its memory is lost"
+@value
+class Replacement:
+    """Why the shared process was replaced, and what is lost with it."""
+
+    culprit: str = ""  # the operation to blame, if known
+    deed: str = ""  # without one, the process died by itself
+    had_state: bool = False  # a lifespan was open in it
+
+    def blame(self, call_name: str = "") -> str:
+        culprit = "it" if self.culprit == call_name else self.culprit or "a task, a thread or a callback"
+        return f"{culprit} {self.deed}" if self.deed else "it died"
+
+    @property
+    def loss(self) -> str:
+        lost = "what functions kept in its memory is lost"
+        return f"{lost}, and the next call opens the lifespan anew" if self.had_state else lost
 
 
-def replaced_warning(call: Call, culprit: str, deed: str, interrupted: int = 0) -> Warning_:
-    """Warn that the shared process was replaced under a call. Without a deed it died by itself."""
+def replaced_warning(call: Call, replacement: Replacement, interrupted: int = 0) -> Warning_:
+    """Warn that the shared process was replaced under a call."""
     context = {"interrupted": interrupted} if interrupted else {}
-    return warning(
-        "HOST_REPLACED", f"the shared process was replaced ({_blame(call, culprit, deed)}); {_LOST}", **context
-    )
+    message = f"the shared process was replaced ({replacement.blame(call.name)}); {replacement.loss}"
+    return warning("HOST_REPLACED", message, **context)
 
 
-def replaced_outcome(call: Call, culprit: str, deed: str) -> Outcome:
+def replaced_outcome(call: Call, replacement: Replacement) -> Outcome:
     """Return the outcome of a call that was killed with the shared process because of another one."""
-    why = _blame(call, culprit, deed)
-    message = f"{call.name} was interrupted, the shared process was replaced: {why}; {_LOST}"
+    why, culprit = replacement.blame(call.name), replacement.culprit
+    message = f"{call.name} was interrupted, the shared process was replaced: {why}; {replacement.loss}"
     context: dict[str, object] | None = {"operation": culprit} if culprit else None
     return Outcome(Ending.KILLED, Problem("HOST_REPLACED", message, context=context))
 
 
-def _blame(call: Call, culprit: str, deed: str) -> str:
-    return f"{'it' if culprit == call.name else culprit or 'a task or a callback'} {deed}" if deed else "it died"
+def rebuilt_warning(why: str, ago_ns: int) -> Warning_:
+    when = f"{format_duration(ago_ns // 1_000_000)} ago: " if ago_ns else ""
+    message = f"the lifespan was opened anew for this call, and the state from before is lost ({when}{why})"
+    return warning("STATE_REBUILT", message)
+
+
+def unopened_outcome(described: Any, limit: Outcome) -> Outcome:
+    """Return the outcome of a call whose lifespan could not be opened, or was not open at the limit."""
+    if described is None:
+        if isinstance(limit.problem, Problem):
+            message = f"{limit.problem.message}, before the lifespan of the App was open"
+            limit.problem = replace(limit.problem, message=message)
+        return limit
+    name, text, lines, _, outside, _ = described
+    if name in ("NotOpened", "Failure"):  # our own words, and the author's for callers
+        outside = text
+    else:
+        text = f"{name}: {text}" if text else name
+        outside = f"{name}: {outside}" if outside else name
+    before = "the lifespan of the App could not be opened: "
+    problem = Problem("LIFESPAN_FAILED", before + text, context={"exception": name}, outside=before + outside)
+    return Outcome(Ending.NOT_STARTED, problem, traceback=lines)
+
+
+def closing_outcome(ending: Ending = Ending.NOT_STARTED) -> Outcome:
+    if ending is Ending.NOT_STARTED:
+        return Outcome(ending, Problem("SHUTTING_DOWN", "the runtime is closing"))
+    return Outcome(ending, Problem("CANCELLED", f"stopped: {CLOSING}"))
 
 
 def timeout_problem(call: Call, elapsed_ns: int) -> Problem:

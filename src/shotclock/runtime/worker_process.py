@@ -26,21 +26,26 @@ from ..process.context import OVERTIME, Survivors, run_beside
 from ..process.kernel import DeadlineTimer
 from ..process.messages import (
     BEGUN,
+    LIFESPAN_RUNS,
     MEMORY_SIZE,
     RUNNING,
     SHARED,
+    STATES,
     Answer,
     Ask,
     BeginWindDown,
     Cancel,
+    CloseStates,
     Done,
     Heard,
     Logged,
     MoveBell,
     NeverMind,
+    Opened,
     Partial,
     Process,
     Progress,
+    StatesClosed,
     Step,
     Wrote,
     open_memory,
@@ -54,6 +59,7 @@ from .control import request_overtime
 from .handler_call import SHORTEST_GRACE_NS, ProcessCall
 from .outcomes import (
     CLOSING,
+    Replacement,
     answer_unopenable,
     crash_outcome,
     limit_problem,
@@ -103,8 +109,12 @@ class Worker:
         self.asked_ns = self.began_ns = self._up_ns = self._sign_ns = monotonic_ns()
         self._supervisor = 0 if vacant is None else vacant.pid
         self._ordered: str | None = None
-        self.killed_because: tuple[str, str] = ("", "")
-        """Of a killed shared process: the call that is to blame, if known, and its deed."""
+        self.replacement = Replacement()
+        """Of the shared process, once it is killed: why."""
+        self._opened: set[str] = set()
+        """The Apps whose lifespan was open in it."""
+        self.states_closed: asyncio.Future[None] = self._loop.create_future()
+        self.is_closing_states = False
         self._patience: Patience | None = None
         self._further: dict[int, asyncio.Task[None]] = {}
         self._outbox = bytearray()
@@ -226,16 +236,38 @@ class Worker:
             self.is_ending = True
             unbegun = self.take_back()
             self._order_end(Order.KILL, why)
+            self._note_lost_states()
             self._pool.on_leaving(self)
             self._pool.put_first(unbegun)
 
     def kill_for(self, call: ProcessCall) -> None:
+        number = self._words[RUNNING]
+        running = self.calls.get(number)
         if call.is_heard:
-            self.killed_because = (call.call.name, "did not stop when it was cancelled")
+            culprit, deed = call.call.name, "did not stop when it was cancelled"
         else:
-            running = self.calls.get(self._words[RUNNING])
-            self.killed_because = ("" if running is None else running.call.name, "blocked its event loop")
+            culprit, deed = "" if running is None else running.call.name, "blocked its event loop"
+        if not call.is_heard and number == LIFESPAN_RUNS:
+            culprit = "the lifespan of the App"
+        self.replacement = Replacement(culprit, deed, had_state=bool(self._opened))
         self.kill("shared")
+
+    @property
+    def holds_states(self) -> bool:
+        return bool(self._words[STATES]) and self.is_up and not self.is_ending
+
+    def close_states(self) -> None:
+        """Have the shared process stop its calls and close its lifespans. It is killed after that, not before."""
+        self.is_closing_states = True
+        self.send(CloseStates())
+
+    def _note_states_closed(self) -> None:
+        if not self.states_closed.done():
+            self.states_closed.set_result(None)
+
+    def _note_lost_states(self) -> None:
+        if self._opened and self._ordered != CLOSING:
+            self._pool.note_lost_states(self._opened, f"the shared process was replaced, {self.replacement.blame()}")
 
     # --- messages of the process ----------------------------------------------------------------------------
 
@@ -269,7 +301,15 @@ class Worker:
             if (further := self._further.get(message.question)) is not None:
                 further.cancel()
             return
+        if isinstance(message, StatesClosed):
+            self._note_states_closed()
+            return
         call = self.calls.get(message[0])
+        if isinstance(message, Opened):
+            self._opened.add(message.app)
+            if call is not None and (lost := self._pool.find_lost_state(message.app, message.why_again)):
+                call.note_rebuilt(*lost)
+            return
         if call is None:
             return
         match message:
@@ -420,6 +460,10 @@ class Worker:
         self._close_tokens()
         self._words = memoryview(bytearray(self._words)).cast("Q")  # lets go of the memory and its descriptor
         self.gone.set_result(report)
+        self._note_states_closed()
+        if not self._ordered:
+            self.replacement = Replacement(had_state=bool(self._opened))
+            self._note_lost_states()
         if report is None or report.unstartable is not None or report.survivors:
             self.is_up = self.is_up and (report is None or report.unstartable is None)
             self._control.close()
@@ -456,16 +500,16 @@ class Worker:
             if call.fired is ClockKind.IDLE and outcome.ending is Ending.KILLED:
                 outcome.problem = limit_problem(call.call, call.fired)
             return outcome
-        culprit, deed = self.killed_because
+        replacement = self.replacement
         if call.is_stopping:
-            warnings = (replaced_warning(call.call, culprit, deed, interrupted),)
+            warnings = (replaced_warning(call.call, replacement, interrupted),)
             outcome = call.limit_outcome(Ending.KILLED, warnings)
-        elif self._ordered == CLOSING or not deed:  # closed, or died by itself
+        elif self._ordered == CLOSING or not replacement.deed:  # closed, or died by itself
             outcome = crash_outcome(call.call, report)
             if self._ordered != CLOSING:
-                outcome.warnings += (replaced_warning(call.call, "", ""),)
+                outcome.warnings += (replaced_warning(call.call, replacement),)
         else:
-            outcome = replaced_outcome(call.call, culprit, deed)
+            outcome = replaced_outcome(call.call, replacement)
         outcome.survivors = report.survivors
         return outcome
 

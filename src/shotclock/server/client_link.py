@@ -11,6 +11,7 @@ docs/design.md: R27.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
@@ -23,10 +24,10 @@ from mcp.shared.exceptions import MCPError, NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from mcp_types import (
     INVALID_PARAMS,
-    ClientCapabilities,
     CreateMessageRequest,
     CreateMessageResult,
-    ElicitationCapability,
+    ElicitCompleteNotification,
+    ElicitCompleteNotificationParams,
     ElicitRequest,
     ElicitResult,
     EmptyResult,
@@ -34,23 +35,21 @@ from mcp_types import (
     ListRootsResult,
     LoggingMessageNotification,
     LoggingMessageNotificationParams,
-    RootsCapability,
-    SamplingCapability,
     SetLevelRequestParams,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
+from ..core.client_forms import check_capabilities
 from ..core.clocks import format_duration
 from ..core.errors import Failure
 from ..process.clock import monotonic_ns
-from ..process.context import LOG_LEVELS
+from ..process.context import ASK_LIMIT_MS, LOG_LEVELS, URL_COMPLETED, check_question
 from ..runtime.call import Call
 from ..runtime.control import control_of
 from .listing import Context
 from .tools import LAST_WORD_S, ProgressReports
 
-ASK_LIMIT_MS = 10 * 60_000  # for a person to answer; a paused call that is not continued by then is stopped
 MOST_UNSENT = 200  # log messages of a call that the client has not read yet; further ones are dropped and counted
 FIRST_LEVEL = "info"  # of an older client that has set none
 # The requests that `input_required` may answer.
@@ -60,20 +59,14 @@ PAUSABLE = frozenset({"tools/call", "prompts/get", "resources/read"})
 class Kind(NamedTuple):
     """One kind of request to a client."""
 
-    capability: str
-    needed: ClientCapabilities
     request: type[Any]
     result: type[BaseModel]
 
 
 KINDS = {
-    "elicitation/create": Kind(
-        "elicitation", ClientCapabilities(elicitation=ElicitationCapability()), ElicitRequest, ElicitResult
-    ),
-    "sampling/createMessage": Kind(
-        "sampling", ClientCapabilities(sampling=SamplingCapability()), CreateMessageRequest, CreateMessageResult
-    ),
-    "roots/list": Kind("roots", ClientCapabilities(roots=RootsCapability()), ListRootsRequest, ListRootsResult),
+    "elicitation/create": Kind(ElicitRequest, ElicitResult),
+    "sampling/createMessage": Kind(CreateMessageRequest, CreateMessageResult),
+    "roots/list": Kind(ListRootsRequest, ListRootsResult),
 }
 
 
@@ -116,6 +109,8 @@ class ClientLink:
         self._wanted: frozenset[str] = frozenset()
         self._given: dict[str, Any] = {}
         self._questions: dict[str, Question] = {}
+        self._url_ids: dict[str, str] = {}
+        """Of the URLs that an older client was asked to open, by the name of the question."""
         self._unsent: deque[tuple[str, str, str | None]] = deque()
         self._dropped = 0
         self._sending: asyncio.Task[None] | None = None
@@ -207,21 +202,23 @@ class ClientLink:
 
     def ask(self, asked: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
         """Return the client's answer. Raises Failure."""
+        if asked["method"] == URL_COMPLETED:
+            return self._note_completed(asked["name"])
         return self._ask(asked["name"], asked["method"], asked["params"])
 
     async def _ask(self, name: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
         ctx, call, kind = self._ctx, self.call, KINDS[method]
         if ctx is None or call is None:
             raise Failure("CANNOT_ASK", "the client has left")
-        if not ctx.session.check_client_capability(kind.needed):
-            raise Failure("CANNOT_ASK", f"the client does not support {kind.capability} ({method})")
-        try:
-            request = kind.request.model_validate({"method": method, "params": params})
-        except ValidationError as error:
-            raise Failure("CANNOT_ASK", f"it is no {method}: {_first_line(error)}") from None
+        check_capabilities(capabilities_of(ctx), method, params)
+        check_question(params, self._waits)
         is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+        if params.get("mode") == "url" and not is_modern:
+            self._url_ids[name] = secrets.token_hex(16)
+            params = {**params, "elicitationId": self._url_ids[name]}
+        request = checked_request(method, params)
         if is_modern and name in self._given:
-            return _checked(method, self._given.pop(name))
+            return checked_answer(method, self._given.pop(name))
         if is_modern and (ctx.method not in PAUSABLE or name in self._questions):
             why = f"{ctx.method} cannot ask" if ctx.method not in PAUSABLE else f"{name!r} is being asked already"
             raise Failure("CANNOT_ASK", why)
@@ -232,7 +229,8 @@ class ClientLink:
             with control_of(call).person_wait(ASK_LIMIT_MS) as limit_ms:
                 async with asyncio.timeout(limit_ms / 1000):
                     if is_modern:
-                        return _checked(method, await self._wait_for_repeat(name, {"method": method, "params": params}))
+                        answer = await self._wait_for_repeat(name, {"method": method, "params": params})
+                        return checked_answer(method, answer)
                     metadata = ServerMessageMetadata(related_request_id=ctx.request_id)
                     result = await ctx.session.send_request(request, kind.result, metadata=metadata)
                     return result.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -261,6 +259,30 @@ class ClientLink:
             if not self._questions and self.asked.done():
                 self.asked = asyncio.get_running_loop().create_future()
 
+    async def _note_completed(self, name: str) -> dict[str, Any]:
+        """Inform an older client that its person has finished at a URL. The 2026 revision has no such message."""
+        ctx, id = self._ctx, self._url_ids.pop(name, None)
+        if ctx is not None and id is not None:
+            completed = ElicitCompleteNotification(params=ElicitCompleteNotificationParams(elicitation_id=id))
+            with suppress(Exception):  # the client has left
+                async with asyncio.timeout(LAST_WORD_S):
+                    await ctx.session.send_notification(completed, ctx.request_id)
+        return {}
+
+
+def capabilities_of(ctx: Context) -> dict[str, Any]:
+    """Return the capabilities that a client declared, as JSON."""
+    declared = ctx.session.client_capabilities
+    return {} if declared is None else declared.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def checked_request(method: str, params: Mapping[str, Any]) -> Any:
+    """Return a question as a request of the SDK. Raises Failure CANNOT_ASK."""
+    try:
+        return KINDS[method].request.model_validate({"method": method, "params": params})
+    except ValidationError as error:
+        raise Failure("CANNOT_ASK", f"it is no {method}: {_first_line(error)}") from None
+
 
 def responses_in(ctx: Context) -> Mapping[str, Any]:
     """Return the answers that a request brings. Raises MCPError."""
@@ -272,7 +294,7 @@ def responses_in(ctx: Context) -> Mapping[str, Any]:
     return responses
 
 
-def _checked(method: str, answer: object) -> dict[str, Any]:
+def checked_answer(method: str, answer: object) -> dict[str, Any]:
     """Return the answer to a question. Raises Failure BAD_ANSWER."""
     try:
         checked = KINDS[method].result.model_validate(answer)

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT, Icon
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CAPABILITY, REQUEST_TIMEOUT, Icon
 
 from ..core.catalogue import CommandSpec
+from ..core.client_forms import REQUIRED_CAPABILITIES
 from ..core.envelope import ENVELOPE_KEY, Envelope
 from .results import describe_failure
 
@@ -74,11 +75,19 @@ def kinds_of(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]:
     return kinds.union(*(kinds_of(each, whole) for each in schema.get("anyOf", ())))
 
 
-def refusal_of(envelope: Envelope, **named: str) -> MCPError:
+def missing_in(envelope: Envelope) -> object:
+    """Return the capabilities that a question of the function needed and the client lacks; None if it was no such."""
+    context = (envelope.error or {}).get("context")
+    return context.get(REQUIRED_CAPABILITIES) if envelope.code == "CANNOT_ASK" and isinstance(context, dict) else None
+
+
+def refusal_of(envelope: Envelope, **named: object) -> MCPError:
     """Return a failed request as an error of the protocol: sentences for a person, and the envelope for programs."""
     error: dict[str, Any] = envelope.error or {}
     code = INTERNAL_ERROR
-    if envelope.code == "ARG_ERROR":
+    if (missing := missing_in(envelope)) is not None:
+        code, named = MISSING_REQUIRED_CLIENT_CAPABILITY, {**named, "requiredCapabilities": missing}
+    elif envelope.code == "ARG_ERROR":
         code = INVALID_PARAMS
     elif error.get("context", {}).get("clock") is not None:
         code = REQUEST_TIMEOUT

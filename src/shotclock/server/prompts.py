@@ -28,8 +28,8 @@ from ..core.uri_template import is_template, parse_template
 from .listing import Context, Serve, icons_of, kinds_of, page_of, refusal_of, takes_text, values_of
 
 
-def offer_prompts(server: Server[Any], catalogue: Catalogue, serve: Serve) -> None:
-    """Add the requests for prompts and completions to a server, if the App has any."""
+def offer_prompts(server: Server[Any], catalogue: Catalogue, serve: Serve, *, always: bool = False) -> None:
+    """Add the requests for prompts and completions to a server, if the App has any, or `always`."""
     prompts = {spec.name.partition(" ")[2]: spec for spec in catalogue.served if spec.kind == "prompt"}
     completions = {spec.name: spec for spec in catalogue.served if spec.kind == "completion"}
     shown = [_prompt(name, spec) for name, spec in prompts.items()]
@@ -73,10 +73,10 @@ def offer_prompts(server: Server[Any], catalogue: Catalogue, serve: Serve) -> No
             raise refusal_of(envelope)
         return CompleteResult.model_validate({"completion": envelope.data})
 
-    if prompts:
+    if prompts or always:
         server.add_request_handler("prompts/list", PaginatedRequestParams, list_prompts)
         server.add_request_handler("prompts/get", GetPromptRequestParams, get)
-    if completions:
+    if completions or always:
         server.add_request_handler("completion/complete", CompleteRequestParams, complete)
 
 

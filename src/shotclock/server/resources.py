@@ -29,10 +29,12 @@ from .subscriptions import Subscriptions
 RESOURCE_NOT_FOUND = -32002
 
 
-def offer_resources(server: Server[Any], catalogue: Catalogue, serve: Serve, subscriptions: Subscriptions) -> None:
-    """Add the requests for resources to a server, if the App has any."""
+def offer_resources(
+    server: Server[Any], catalogue: Catalogue, serve: Serve, subscriptions: Subscriptions, *, always: bool = False
+) -> None:
+    """Add the requests for resources to a server, if the App has any, or `always`."""
     specs = [spec for spec in catalogue.served if spec.kind == "resource"]
-    if not specs:
+    if not specs and not always:
         return
     size = catalogue.list_page_size
     fixed = {spec.listing.uri: spec for spec in specs if not is_template(spec.listing.uri)}

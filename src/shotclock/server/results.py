@@ -26,6 +26,10 @@ LONGEST_RESULT = LONGEST_CONTENT
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 _NULL: JsonSchema = {"type": "null"}
+# Warnings that a model has to read: what it believes about the state of the App is no longer true.
+_LOSSES = ("HOST_REPLACED", "STATE_REBUILT")
+# Has FastMCP's client return the value itself as `data`, and not an object with it.
+_UNWRAP = {"wrap_result": True}
 # Of work that continues, or that a person has not approved.
 _UNFINISHED: JsonSchema = {"type": "object", "properties": {"state": {"type": "string"}}, "required": ["state"]}
 
@@ -67,23 +71,29 @@ def render_result(
     *,
     is_wrapped: bool = False,
     has_schema: bool = True,
+    has_state: bool = False,
     shown: str | None = None,
 ) -> dict[str, Any]:
     """Return the result of a tool; with `server_info`, in the form of the 2026 revision.
 
     `is_wrapped` names the value `result` in the structured content, as the announced schema does. Without a schema
-    (`has_schema`), content blocks are sent as such. The text is `shown`, or without that the value, or the failure in
-    sentences.
+    (`has_schema`), content blocks are sent as such. With `has_state` the schema allows unfinished work, too. The text
+    is `shown`, or without that the value, or the failure in sentences.
     """
     envelope = make_fit(envelope)
     is_failure = not envelope.ok and not is_unfinished(envelope)
     blocks = blocks_of(_value_of(envelope)) if envelope.ok and not has_schema else None
-    result: dict[str, Any] = {"content": blocks or _content(envelope, shown), "isError": is_failure}
+    content = blocks or _content(envelope, shown)
+    if not is_failure:
+        content = [*content, *(_text(f"Note: {loss}.") for loss in _losses(envelope))]
+    result: dict[str, Any] = {"content": content, "isError": is_failure}
     if not is_failure and blocks is None and (structured := _structured(envelope, is_wrapped)) is not None:
         result["structuredContent"] = structured
     meta: dict[str, Any] = {ENVELOPE_KEY: envelope.to_dict()}
     if (remaining_ms := envelope.meta.get("remaining_ms")) is not None:
         meta[REMAINING] = remaining_ms
+    if envelope.ok and is_wrapped and not has_state:
+        meta["fastmcp"] = _UNWRAP
     if server_info is not None:
         result["resultType"] = "complete"
         meta[SERVER_INFO_META_KEY] = server_info
@@ -120,6 +130,10 @@ def _content(envelope: Envelope, shown: str | None) -> list[dict[str, Any]]:
     return [] if value is None else [_text(value)]
 
 
+def _losses(envelope: Envelope) -> list[str]:
+    return [str(each["message"]) for each in envelope.warnings if each["code"] in _LOSSES]
+
+
 def _text(value: object) -> dict[str, Any]:
     return {"type": "text", "text": as_text(value)}
 
@@ -145,7 +159,7 @@ def describe_failure(envelope: Envelope) -> str:
         if "cancel_command" in data:
             sentences.append(f"To cancel: {data['cancel_command']}")
     else:
-        sentences += [*_own_suggestion(error), _advise(envelope)]
+        sentences += [*_losses(envelope), *_own_suggestion(error), _advise(envelope)]
     return ". ".join(sentence[:1].upper() + sentence[1:].rstrip(".") for sentence in sentences) + "."
 
 

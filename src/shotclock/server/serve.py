@@ -22,7 +22,7 @@ from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.value_types import replace, value
 from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.invocation import learn, parse_target
+from ..dispatch.invocation import Target, learn, parse_target
 from ..inbox.inbox import Inbox
 from ..process.addresses import check_reach, listen_on, parse_address, url_of
 from ..process.clock import wall_time
@@ -38,7 +38,8 @@ from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, sha
 if TYPE_CHECKING:
     from ..temporal.connection import Address
     from ..temporal.front_end import FrontEnd
-    from .tool_calls import McpServer
+    from .mcp_server import McpServer
+    from .reload import Reloader
 
 MOST_WORKERS = 256  # every hanging sync call holds a process. Further calls wait, and report that
 WARM_UP_S = 10.0  # for the first workers to start before clients are served; a call before that only waits longer
@@ -56,6 +57,7 @@ class Options:
     elicitation: bool = False  # clients may ask their own person for approvals, even if the App does not allow it
     on: Address | None = None  # the engine whose runs the operators' page shows
     authorisation: Authorisation | None = None  # the issuer whose tokens are accepted, from every client
+    reload: bool = False  # the program is imported anew when one of its files changes
 
 
 class ServedApp(Protocol):
@@ -63,6 +65,7 @@ class ServedApp(Protocol):
     workers: int | None
 
     def catalogue(self) -> Catalogue: ...
+    def describe(self) -> Catalogue: ...
     @property
     def program(self) -> Program: ...
 
@@ -75,6 +78,7 @@ def options_of(
     require_token: bool = False,
     elicitation: bool = False,
     on: Address | None = None,
+    reload: bool = False,
     **authorisation: Any,
 ) -> tuple[Options, list[dict[str, str]]]:
     """Return the options, and every mistake in them. `authorisation` has those of read_authorisation."""
@@ -91,6 +95,8 @@ def options_of(
         mistakes.append({"field": "require_token", "message": "goes with --http: there are no tokens on stdin"})
     accepted, found = read_authorisation(address, **authorisation)
     mistakes += found
+    if reload and has_issuer:
+        mistakes.append({"field": "reload", "message": "is for the author of an App, and does not go with --issuer"})
     if on is not None and http is None:
         mistakes.append({"field": "on", "message": "goes with --http: the operators' page shows its runs"})
     if operation_timeout is not None and operation_timeout_ms is not None:
@@ -109,7 +115,7 @@ def options_of(
             mistakes.append(
                 {"field": "operation_timeout_ms", "message": f"{written!r} is not a number of milliseconds"}
             )
-    return Options(address, limit_ms, require_token or has_issuer, elicitation, on, accepted), mistakes
+    return Options(address, limit_ms, require_token or has_issuer, elicitation, on, accepted, reload), mistakes
 
 
 def _has_tokens() -> bool:
@@ -121,8 +127,13 @@ def _has_tokens() -> bool:
 def serve_target(text: str, options: Options) -> int:
     """Serve an App that this process never imports; return the exit code. Raises Failure. No process survives this."""
     target = parse_target(text)
-    runtime = Runtime(program=target.program, most_workers=share_descriptors(MOST_WORKERS)[0])
-    return asyncio.run(_serve(runtime, target.program, options, lambda: learn(runtime, target)))
+    runtime = _runtime_of(target)
+    reloaded = target if options.reload else None
+    return asyncio.run(_serve(runtime, target.program, options, lambda: learn(runtime, target), reloaded))
+
+
+def _runtime_of(target: Target) -> Runtime:
+    return Runtime(program=target.program, most_workers=share_descriptors(MOST_WORKERS)[0])
 
 
 @contextlib.asynccontextmanager
@@ -214,7 +225,7 @@ def serve_app(app: ServedApp, **written: Any) -> None:
     )
 
     async def own_catalogue() -> Catalogue:
-        return app.catalogue()
+        return app.describe()
 
     code = asyncio.run(_serve(runtime, app.program, options, own_catalogue))
     if code:
@@ -248,7 +259,11 @@ def refuse_inline(catalogue: Catalogue) -> None:
 
 
 async def _serve(
-    runtime: Runtime, program: Program, options: Options, find_catalogue: Callable[[], Awaitable[Catalogue]]
+    runtime: Runtime,
+    program: Program,
+    options: Options,
+    find_catalogue: Callable[[], Awaitable[Catalogue]],
+    reloaded: Target | None = None,
 ) -> int:
     """Run a server until the end of its last process, and return the exit code."""
     signals = StopSignals()
@@ -265,18 +280,21 @@ async def _serve(
             learning = asyncio.ensure_future(find_catalogue())
             await asyncio.sleep(0)  # starts it, in other processes
             # Importing the SDK takes a second, while the App is imported elsewhere. A signal waits that long.
-            from .tool_calls import McpServer
+            from .mcp_server import McpServer
 
             catalogue = await signals.unless_arrived(learning)
             if catalogue is None:
                 return signals.exit_code
-            catalogue = replace(catalogue, elicitation=catalogue.elicitation or options.elicitation)
-            async with _connect(catalogue, runtime, program) as dispatcher:
+            async with contextlib.AsyncExitStack() as running:
+                dispatcher = await running.enter_async_context(_connect(catalogue, runtime, program, options))
                 runtime.open_channel()
                 await signals.unless_arrived(runtime.warm_up(WARM_UP_S))
-                server = McpServer(dispatcher, options.operation_timeout_ms)
-                for line in backstop_warnings(catalogue, server.operation_timeout_ms):
+                server = McpServer(dispatcher, options.operation_timeout_ms, reloads=reloaded is not None)
+                for line in (*backstop_warnings(catalogue, server.operation_timeout_ms), *catalogue.notes):
                     stderr.say(line)
+                if reloaded is not None:
+                    reloader = _reloader_of(reloaded, server, options, stderr.say)
+                    await running.enter_async_context(reloader.watching())
                 if sock is None:
                     await _serve_stdio(server, signals, *wire)
                 else:
@@ -287,14 +305,30 @@ async def _serve(
     return signals.exit_code
 
 
-@contextlib.asynccontextmanager
-async def _connect(catalogue: Catalogue, runtime: Runtime, program: Program) -> AsyncIterator[Dispatcher]:
-    """Make the commands callable by clients. Raises Failure."""
+def _connect(
+    catalogue: Catalogue, runtime: Runtime, program: Program, options: Options, beside: Dispatcher | None = None
+) -> Dispatcher:
+    """Make the commands callable by clients, with the store of the dispatcher `beside`, if any. Raises Failure."""
     refuse_inline(catalogue)
-    async with Dispatcher(replace(catalogue, is_served=True), runtime, program=program) as dispatcher:
-        for spec in catalogue.everything:
-            runtime.register(spec.operation())
-        yield dispatcher
+    for spec in catalogue.everything:
+        runtime.register(spec.operation())
+    catalogue = replace(catalogue, elicitation=catalogue.elicitation or options.elicitation, is_served=True)
+    if beside is None:
+        return Dispatcher(catalogue, runtime, program=program)
+    return Dispatcher(catalogue, runtime, program=program, store_of=beside.store, inbox_of=beside.inbox)
+
+
+def _reloader_of(target: Target, server: McpServer, options: Options, say: Callable[[str], None]) -> Reloader:
+    from .reload import Reloader
+
+    first = server.dispatcher
+
+    def connect(catalogue: Catalogue, runtime: Runtime) -> Dispatcher:
+        for line in (*backstop_warnings(catalogue, server.operation_timeout_ms), *catalogue.notes):
+            say(line)
+        return _connect(catalogue, runtime, target.program, options, first)
+
+    return Reloader(target, server, lambda: _runtime_of(target), connect, say)
 
 
 @contextlib.asynccontextmanager
@@ -302,8 +336,8 @@ async def open_server(app: ServedApp) -> AsyncIterator[McpServer]:
     """Serve an App to clients in this process, without a transport: for tests. Raises Failure."""
     runtime = Runtime(program=app.program, clocks=app.clocks, workers=app.workers or DEFAULT_WARM)
     with keep_users_code_out():
-        async with runtime, _connect(app.catalogue(), runtime, app.program) as dispatcher:
-            from .tool_calls import McpServer
+        async with runtime, _connect(app.catalogue(), runtime, app.program, Options()) as dispatcher:
+            from .mcp_server import McpServer
 
             await runtime.warm_up(WARM_UP_S)
             yield McpServer(dispatcher)
@@ -320,8 +354,8 @@ async def _serve_shell(limits: ShellLimits, folder: str) -> int:
         stack.enter_context(relay_stderr())
         wire = stack.enter_context(claim_descriptors())
         stack.enter_context(signals)
+        from .mcp_server import McpServer
         from .shell import INSTRUCTIONS, ShellTools
-        from .tool_calls import McpServer
 
         catalogue = Catalogue(
             "shell", __version__, INSTRUCTIONS, operation_timeout_ms=limits.operation_timeout_ms, is_served=True
@@ -336,6 +370,7 @@ async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wi
     from .stdio import Wire
 
     wire = Wire(wire_in, wire_out)
+    closing = asyncio.ensure_future(_close_states_at_end(wire.ended, server))
     try:
         serving = asyncio.ensure_future(server.sdk.run(wire, wire, server.sdk.create_initialization_options()))
         await _serve_until_stopped(server, signals, serving)
@@ -346,15 +381,22 @@ async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wi
         _report_crash(serving)
     finally:
         wire.close()
+        await closing
+
+
+async def _close_states_at_end(ended: asyncio.Event, server: McpServer) -> None:
+    """Close the states before the calls of a client that has left are stopped: that may take their process."""
+    await ended.wait()  # unbounded on purpose: a server ends with its client
+    await server.close_states()
 
 
 async def _serve_until_stopped(server: McpServer, signals: StopSignals, serving: asyncio.Future[Any]) -> None:
     await signals.wait_beside(serving)
     if not serving.done():
-        server.middleware.stop(signals.name)
+        server.stop(signals.name)
     await server.middleware.own_tools.close()
     if not serving.done():
-        await server.dispatcher.runtime.close()  # first, so that the waiting calls are answered
+        await server.close_runtimes()  # first, so that the waiting calls are answered
         await _wait_at_most(server.middleware.until_idle(), LAST_ANSWERS_S)
 
 

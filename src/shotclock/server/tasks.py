@@ -2,6 +2,9 @@
 
     client ── tools/call ── job ── task id          client ── tasks/get, tasks/cancel ── store ── job runner
 
+A job that asks stores its questions. The client sees them in `tasks/get`, answers with `tasks/update`, and the job's
+runner reads the answers from the store.
+
 The server keeps nothing about a task. Every server of the same App and store answers for it, also after `kill -9` of
 the one that created it. Clients of older revisions, and those that do not declare the extension, get no tasks.
 
@@ -28,6 +31,7 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from ..core.client_forms import CAPABILITIES
 from ..core.clocks import format_duration
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
@@ -36,6 +40,7 @@ from ..dispatch.job_client import POLL_INTERVAL_MS, SILENT_LIMIT_MS
 from ..inbox.access import Principal
 from ..process.clock import wall_time
 from ..store.jobs import RETENTION_MS, Job
+from .client_link import capabilities_of, checked_answer
 from .listing import Context, refusal_of
 
 EXTENSION = "io.modelcontextprotocol/tasks"
@@ -49,6 +54,7 @@ T = TypeVar("T")
 
 class TaskStatus(StrEnum):
     WORKING = "working"
+    INPUT_REQUIRED = "input_required"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -81,9 +87,9 @@ class Tasks:
             if spec.on_mcp and spec.interruption is not None and spec.interruption.detach
         }
 
-    def offer(self, server: Server[Any]) -> None:
-        """Add the requests for tasks to a server, if a command can become one."""
-        if not self._specs:
+    def offer(self, server: Server[Any], *, always: bool = False) -> None:
+        """Add the requests for tasks to a server, if a command can become one, or `always`."""
+        if not self._specs and not always:
             return
         server.extensions[EXTENSION] = {}
         server.add_request_handler("tasks/get", TaskParams, self._get)
@@ -93,6 +99,12 @@ class Tasks:
     def starts_at_once(self, ctx: Context, name: str) -> bool:
         """Return whether a call is answered with a task without waiting. One that a person approves waits first."""
         return name in self._specs and self._specs[name].approval is None and _declares_tasks(ctx)
+
+    def asks_of(self, ctx: Context, name: str) -> dict[str, Any] | None:
+        """Return the capabilities of a client that the job of a call may ask; None if there is no task to ask in."""
+        if name not in self._specs or not _declares_tasks(ctx):
+            return None
+        return {each: given for each, given in capabilities_of(ctx).items() if each in CAPABILITIES.values()}
 
     async def created_by(self, ctx: Context, name: str, envelope: Envelope) -> dict[str, Any] | None:
         """Return the task of a call that continues as a job; None if it does not, or the client takes no tasks."""
@@ -109,6 +121,8 @@ class Tasks:
     async def _get(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
         job = await self._find(ctx, params.task_id)
         task = _describe(job)
+        if task["status"] == TaskStatus.INPUT_REQUIRED:
+            task["inputRequests"] = job.open_questions
         if job.is_active:
             return task
         envelope = await _reach(asyncio.to_thread(self._dispatcher.jobs().deliver, job))
@@ -119,8 +133,18 @@ class Tasks:
         return task
 
     async def _update(self, ctx: Context, params: UpdateParams) -> dict[str, Any]:
-        """Acknowledge responses. No task asks for input, and responses to requests that are not open are ignored."""
-        await self._find(ctx, params.task_id)
+        """Give responses to the job. Those to requests that are not open are ignored: the first one counts."""
+        job = await self._find(ctx, params.task_id)
+        asked = job.open_questions if job.is_active else {}
+        answers = {}
+        for key, response in params.input_responses.items():
+            if key in asked:
+                try:
+                    answers[key] = checked_answer(asked[key]["method"], response)
+                except Failure as failure:  # the request stays open
+                    raise MCPError(code=INVALID_PARAMS, message=f"inputResponses[{key!r}]: {failure}") from None
+        if answers:
+            await _reach(asyncio.to_thread(self._dispatcher.store().jobs.answer, job.id, answers))
         return {}
 
     async def _cancel(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
@@ -183,7 +207,7 @@ def _describe(job: Job) -> dict[str, Any]:
 
 def _status(job: Job) -> TaskStatus:
     if job.is_active:
-        return TaskStatus.WORKING
+        return TaskStatus.INPUT_REQUIRED if job.open_questions else TaskStatus.WORKING
     code = _error_of(job).get("code")
     if code == "CANCELLED":
         return TaskStatus.CANCELLED
@@ -199,6 +223,8 @@ def _message(job: Job) -> str:
         return f"its runner has been silent for {format_duration(silent_ms)}"
     if job.cancel_requested_at is not None:
         return f"{job.command} was asked to stop and has not stopped yet"
+    if job.open_questions:
+        return f"{job.command} waits for an answer"
     if job.progress_done is None:
         return f"{job.command} is running"
     total = "" if job.progress_total is None else f" of {job.progress_total}"

@@ -4,8 +4,7 @@
                                  │
                                  └ backstop: answers when it fires, even if the rest hangs
 
-The middleware comes before the SDK's checks, so that bad arguments get an envelope as well. In `_meta`, a remaining
-time that cannot be read is only a hint, and ignored with a warning; an option that cannot be read is refused.
+The middleware comes before the SDK's checks, so that bad arguments get an envelope as well.
 
 docs/design.md: R27.
 """
@@ -14,39 +13,36 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import secrets
 from collections.abc import Coroutine, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, ListToolsResult, Tool
+from mcp_types import INVALID_PARAMS, SERVER_INFO_META_KEY, Tool
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ..core.catalogue import DEFAULT_BUDGET_MS
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, format_duration
-from ..core.envelope import CONTROLS_EXTENSION, Envelope, Problem, stop_problem, warning
+from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ..core.value_types import record
 from ..dispatch.dispatcher import Dispatcher
-from ..inbox.access import ANONYMOUS, Principal, Role
+from ..inbox.access import ANONYMOUS, Principal
 from ..process.clock import monotonic_ns
 from ..process.context import ASK_CLIENT, RESOURCE_UPDATED, Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
-from .client_link import ASK_LIMIT_MS, ClientLink, LogLevels, responses_in
-from .listing import page_of
-from .prompts import offer_prompts
-from .resources import offer_resources
-from .results import REMAINING, make_fit, names_result, render_result, replace_by_error
+from .client_link import ClientLink, LogLevels
+from .listing import missing_in, refusal_of
+from .paused_calls import BackedCall, PausedCalls
+from .results import make_fit, names_result, render_result, replace_by_error
 from .subscriptions import Subscriptions
 from .tasks import Tasks
+from .tool_request import LONGEST_MS, RequestMeta, ToolRequest, read_request_meta
 from .tools import (
     CHECK,
-    CONTROLS,
     JOB_TOOL,
     JUSTIFICATION,
     OWN_TOOLS,
@@ -61,60 +57,13 @@ from .tools import (
     may_answer,
     take_answers,
     takes_justification,
-    tools_of,
 )
-
-TIMEOUT = "shotclock.dev/timeoutMs"
-BUDGET = "shotclock.dev/budgetMs"
-IDEMPOTENCY_KEY = "shotclock.dev/idempotencyKey"
-
-LONGEST_MS = 100_000_000_000  # about three years. Longer times overflow timers
-LONGEST_KEY = 256
-
-
-class RequestMeta(NamedTuple):
-    remaining_ms: int | None = None
-    timeout_ms: int | None = None
-    budget_ms: int | None = None
-    idempotency_key: str | None = None
-    wants_progress: bool = False
-    unreadable: str | None = None  # why the remaining time was ignored, if it was
-    mistakes: tuple[dict[str, str], ...] = ()
-
-
-def read_request_meta(meta: Mapping[str, Any] | None) -> RequestMeta:
-    if not meta:
-        return RequestMeta()
-    mistakes: list[dict[str, str]] = []
-    remaining_ms, unreadable = meta.get(REMAINING), None
-    if remaining_ms is not None and not _is_duration(remaining_ms):
-        unreadable = f"_meta[{REMAINING!r}] is not a whole number of milliseconds: {repr(remaining_ms)[:40]}"
-        remaining_ms = None
-    limits: list[int | None] = []
-    for name in (TIMEOUT, BUDGET):
-        limit = meta.get(name)
-        if limit is not None and not _is_duration(limit):
-            mistakes.append({"field": f"_meta.{name}", "message": "must be a whole number of milliseconds, 0 or more"})
-            limit = None
-        limits.append(limit)
-    key = meta.get(IDEMPOTENCY_KEY)
-    if key is not None and not (isinstance(key, str) and 0 < len(key) <= LONGEST_KEY):
-        message = f"must be a string of 1 to {LONGEST_KEY} characters"
-        mistakes.append({"field": f"_meta.{IDEMPOTENCY_KEY}", "message": message})
-    wants_progress = meta.get("progressToken") is not None
-    return RequestMeta(remaining_ms, limits[0], limits[1], key, wants_progress, unreadable, tuple(mistakes))
-
-
-def _is_duration(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST_MS
-
 
 # After the backstop has fired, the answer waits for the work to be gone: for its grace, up to the first, and then the
 # second.
 LONGEST_GRACE_MS = 5_000
 STOPPED_WITHIN_S = 0.5
 BACKSTOP = "OPERATION_TIMEOUT"
-MOST_PAUSED = 20  # calls of one principal that wait for answers, each in a worker of its own
 GATHER_S = 0.02  # questions that a function asks at the same time are sent together
 MODERN = frozenset(MODERN_PROTOCOL_VERSIONS)
 
@@ -126,28 +75,18 @@ class CallCounts:
     cancelled: int = 0
     backstop: int = 0
     late: int = 0  # results dropped because the backstop had answered
+    idle: asyncio.Event | None = None
+    """Set once no call is in flight, if that is waited for."""
 
 
-class ToolRequest(NamedTuple):
-    name: str
-    arguments: object
-    meta: RequestMeta
-    link: ClientLink
-    principal: Principal
-    is_tool: bool = True  # else a resource, a prompt or a completion
+class Clients:
+    """The server's knowledge of its clients. It outlives a reload."""
 
-
-@record
-class BackedCall:
-    """A call under the backstop of the server."""
-
-    call: Call
-    task: asyncio.Task[Envelope]
-    stop: asyncio.Future[str] | None
-    request: ToolRequest
-    began_ns: int
-    expiry: asyncio.TimerHandle | None = None
-    """Ends it while it is paused."""
+    def __init__(self, *, reloads: bool = False) -> None:
+        self.log_levels = LogLevels()
+        self.subscriptions = Subscriptions(reloads=reloads)
+        self.paused = PausedCalls()
+        self.counts = CallCounts()
 
 
 class ToolCallMiddleware:
@@ -159,57 +98,65 @@ class ToolCallMiddleware:
         operation_timeout_ms: int,
         server_info: dict[str, Any],
         own_tools: ServerTools | None = None,
+        clients: Clients | None = None,
     ) -> None:
-        self._dispatcher = dispatcher
-        self._tools = tools
+        self.dispatcher = dispatcher
+        self.tools = tools
         self._specs = {spec.name: spec for spec in dispatcher.catalogue.everything}
         self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
         self._wrapped = {name for name, spec in self._specs.items() if names_result(spec.output_schema)}
+        self._may_be_unfinished = {name for name, spec in self._specs.items() if spec.may_be_unfinished}
         self._without_schema = {name for name, spec in self._specs.items() if spec.output_schema is None}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
         if own_tools is None:
             own_tools = OwnTools(dispatcher, {name for name in OWN_TOOLS if name in tools and name not in self._specs})
         self._own, self.own_tools = own_tools.names, own_tools
-        self._left: set[asyncio.Task[Envelope]] = set()
+        self._work: set[asyncio.Task[Envelope]] = set()
+        """All that has not ended, also of paused calls and of calls whose client has its answer or is gone."""
         self._stopped_by: str | None = None
         # One for each call that may wait for a person or a job: every call that ends would search a shared future.
         self._stops: set[asyncio.Future[str]] = set()
-        self._idle: asyncio.Event | None = None
-        self._paused: dict[str, BackedCall] = {}
-        """Calls that wait for their clients, by the state that names them."""
-        self.log_levels = LogLevels()
-        self.subscriptions = Subscriptions()
-        self.tasks = Tasks(dispatcher, self._render, _principal_at)
-        self.counts = CallCounts()
+        clients = clients or Clients()
+        self._log_levels, self._paused, self.counts = clients.log_levels, clients.paused, clients.counts
+        self._subscriptions = clients.subscriptions
+        self.tasks = Tasks(dispatcher, self._render, principal_at)
 
     def stop(self, signal_name: str) -> None:
         """Answer the calls that wait for a person or a job. The runtime stops and answers those that run here."""
         self._stopped_by = signal_name
-        self.subscriptions.close()
-        for state in list(self._paused):
-            self._expire(state)
+        self._paused.stop_all(self)
         for stop in self._stops:
             if not stop.done():
                 stop.set_result(signal_name)
 
     async def until_idle(self) -> None:
         if self.counts.in_flight:
-            self._idle = asyncio.Event()
-            await self._idle.wait()  # bounded by the caller
+            self.counts.idle = asyncio.Event()
+            await self.counts.idle.wait()  # bounded by the caller
+
+    async def until_done(self) -> None:
+        """Wait for the work of all calls, also of those that are paused."""
+        while self._work:
+            await asyncio.wait(self._work)  # bounded by the limits of the calls
 
     async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        self._subscriptions.notice(ctx)
         if ctx.method != "tools/call" or ctx.request_id is None:
             return await call_next(ctx)
+        if (owner := self._paused.owner_of(ctx)) not in (None, self):
+            return await owner(ctx, call_next)  # its program was replaced meanwhile
         params = ctx.params or {}
         name, meta = params.get("name"), params.get("_meta")
         if not isinstance(name, str) or not isinstance(meta, dict | None):
             raise MCPError(code=INVALID_PARAMS, message="tools/call needs a name, and _meta has to be an object")
-        if name not in self._tools and (spec := self._dispatcher.catalogue.find(name)) is not None and spec.on_mcp:
+        if name not in self.tools and (spec := self.dispatcher.catalogue.find(name)) is not None and spec.on_mcp:
             name = spec.name  # in another spelling, as on the command line
         envelope = await self._answer(ctx, name, params.get("arguments"))
         if not isinstance(envelope, Envelope):
             return envelope
+        if ctx.protocol_version in MODERN and missing_in(envelope) is not None:
+            raise refusal_of(envelope)  # as the 2026 revision demands; an older client gets the result of a failed tool
         task = await self.tasks.created_by(ctx, name, envelope)
         if task is not None:
             return {**task, "_meta": {SERVER_INFO_META_KEY: self._server_info}}
@@ -224,6 +171,7 @@ class ToolCallMiddleware:
                 server_info,
                 is_wrapped=name in self._wrapped,
                 has_schema=name not in self._without_schema,
+                has_state=name in self._may_be_unfinished,
                 shown=text,
             )
         except (TypeError, ValueError, RecursionError) as error:
@@ -235,7 +183,8 @@ class ToolCallMiddleware:
         self, ctx: ServerRequestContext[Any, Any], name: str, arguments: Mapping[str, object]
     ) -> Envelope | dict[str, Any]:
         """Run the function of a resource, a prompt or a completion, as a tool runs."""
-        envelope = await self._answer(ctx, name, arguments, is_tool=False)
+        owner = self._paused.owner_of(ctx) or self
+        envelope = await owner._answer(ctx, name, arguments, is_tool=False)
         return make_fit(envelope) if isinstance(envelope, Envelope) else envelope
 
     async def _answer(
@@ -244,7 +193,7 @@ class ToolCallMiddleware:
         """Carry out a request. Returns a mapping if the client has to ask its person first."""
         meta: Any = (ctx.params or {}).get("_meta")
         # In the request's own task: everything that is done for it belongs below its sender.
-        current_scope.set(Scope(self._dispatcher.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
+        current_scope.set(Scope(self.dispatcher.runtime.inherited, -1, "caller", self._trace(ctx.request, meta)))
         self.counts.calls += 1
         self.counts.in_flight += 1
         request_meta = read_request_meta(meta)
@@ -252,14 +201,20 @@ class ToolCallMiddleware:
             request_meta = request_meta._replace(budget_ms=0)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
         request = ToolRequest(
-            name, arguments, request_meta, ClientLink(self.log_levels), _principal_at(ctx.request), is_tool
+            name,
+            arguments,
+            request_meta,
+            ClientLink(self._log_levels),
+            principal_at(ctx.request),
+            is_tool,
+            self.tasks.asks_of(ctx, name),
         )
         try:
-            paused = self._take_paused(ctx, request)
+            paused = self._paused.take(ctx, request)
             if paused is not None:
                 request = request._replace(link=paused.request.link)
             request.link.attach(ctx, progress)
-            may_ask = is_tool and self._dispatcher.catalogue.elicitation and self._may_ask(name)
+            may_ask = is_tool and self.dispatcher.catalogue.elicitation and self._may_ask(name)
             decider = decider_at(ctx, request.principal) if may_ask else None
             if paused is not None:
                 answered = await self._back(paused)
@@ -273,8 +228,8 @@ class ToolCallMiddleware:
             raise
         finally:
             self.counts.in_flight -= 1
-            if self._idle is not None and not self.counts.in_flight:
-                self._idle.set()
+            if self.counts.idle is not None and not self.counts.in_flight:
+                self.counts.idle.set()
             request.link.abandon()
         if request_meta.unreadable is not None and isinstance(answered, Envelope):
             answered.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
@@ -290,7 +245,7 @@ class ToolCallMiddleware:
         """Carry out a call of a client that can ask its person. Returns a mapping if it has to ask first."""
         is_modern = ctx.protocol_version in MODERN
         try:
-            inbox = self._dispatcher.inbox()
+            inbox = self.dispatcher.inbox()
             responses = (ctx.params or {}).get("inputResponses")
             answered = await take_answers(responses, inbox, request.principal, decider) if is_modern else set()
             at_once = request._replace(meta=request.meta._replace(budget_ms=0))
@@ -318,11 +273,11 @@ class ToolCallMiddleware:
         for carrier in (meta, getattr(request, "headers", None)):
             if carrier and (trace := parse_trace(carrier.get(TRACEPARENT), carrier.get(TRACESTATE))) is not None:
                 return trace
-        ours = self._dispatcher.runtime.trace
+        ours = self.dispatcher.runtime.trace
         return ours if ours.span_id else new_trace()
 
     async def _carry_out(self, tool_request: ToolRequest, refusal: Outcome | None = None) -> Envelope | dict[str, Any]:
-        request, dispatcher = self._read(tool_request, refusal), self._dispatcher
+        request, dispatcher = self._read(tool_request, refusal), self.dispatcher
         is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
         if is_own:
@@ -334,8 +289,10 @@ class ToolCallMiddleware:
             work = dispatcher.carry_out(call)
         tool_request.link.call = call
         task = asyncio.get_running_loop().create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
         stop = self._stopper(call, task, request.stop)
-        return await self._back(BackedCall(call, task, stop, tool_request, monotonic_ns()))
+        return await self._back(BackedCall(self, call, task, stop, tool_request, monotonic_ns()))
 
     def _read(self, tool_request: ToolRequest, refusal: Outcome | None) -> CallRequest:
         """Read a request. One that cannot be read or done carries its refusal."""
@@ -343,7 +300,7 @@ class ToolCallMiddleware:
         spec, mistakes = self._specs.get(name), list(meta.mistakes)
         arguments: dict[str, Any] = written if isinstance(written, dict) else {}
         request = CallRequest(
-            name if name in self._specs or name in self._tools else name[:100],
+            name if name in self._specs or name in self.tools else name[:100],
             arguments,
             None if meta.timeout_ms is None else Clocks(timeout_ms=meta.timeout_ms),
             tool_request.principal,
@@ -351,14 +308,15 @@ class ToolCallMiddleware:
             None if meta.remaining_ms is None else Deadline.after_ms(monotonic_ns(), meta.remaining_ms),
             on_progress=None if tool_request.link.progress is None else tool_request.link.note_progress,
             on_question=partial(self._answer_question, tool_request.link),
+            asks=tool_request.asks,
             on_log=tool_request.link.log,
             repeat_hint=f"call the tool {name} again with the same arguments",
             refusal=refusal,
         )
         if written is not None and not isinstance(written, dict):
             mistakes.append({"field": "arguments", "message": "must be an object"})
-        if tool_request.is_tool and name not in self._tools:
-            close = difflib.get_close_matches(name, self._tools, n=1)
+        if tool_request.is_tool and name not in self.tools:
+            close = difflib.get_close_matches(name, self.tools, n=1)
             hint = f"did you mean {close[0]!r}?" if close else "list the tools, and mind the spelling"
             problem = Problem("UNKNOWN_OPERATION", f"there is no tool {name[:100]!r}", "validation", suggestion=hint)
             request.refusal = Outcome(Ending.NOT_STARTED, problem)
@@ -378,7 +336,7 @@ class ToolCallMiddleware:
         elif spec is None:
             wait_ms = self.own_tools.wait_ms(name, arguments)
             request.budget_ms = None if wait_ms is None else self._budget_ms(wait_ms, meta)
-        elif spec.interruption is not None or spec.approval is not None:
+        elif spec.may_be_unfinished:
             request.stop = asyncio.get_running_loop().create_future()
             waits_ms = meta.budget_ms
             if waits_ms is None and spec.interruption is None:
@@ -389,7 +347,7 @@ class ToolCallMiddleware:
     def _answer_question(self, link: ClientLink, question: str, value: object) -> Coroutine[Any, Any, object] | None:
         if question == ASK_CLIENT and isinstance(value, dict):
             return link.ask(value)
-        return self.subscriptions.resource_updated(str(value)) if question == RESOURCE_UPDATED else None
+        return self._subscriptions.resource_updated(str(value)) if question == RESOURCE_UPDATED else None
 
     def _budget_ms(self, wanted_ms: int | None, request_meta: RequestMeta) -> int:
         """Return a wait below the backstop and the caller's deadline, which would end work that may outlive it."""
@@ -453,7 +411,7 @@ class ToolCallMiddleware:
         while left_s != 0:
             if link.is_asking:
                 await asyncio.wait((task,), timeout=GATHER_S)
-                if not task.done() and (paused := self._pause(backed)) is not None:
+                if not task.done() and (paused := self._paused.pause(backed, self._server_info)):
                     return paused
             else:
                 await asyncio.wait((task, link.asked), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -471,57 +429,15 @@ class ToolCallMiddleware:
         left_s = max(0.0, self._limit_ms / 1000 - worked_ns / 1e9)
         return max(left_s, GATHER_S) if link.is_waiting else left_s
 
-    def _pause(self, backed: BackedCall) -> dict[str, Any] | None:
-        """Pause a call until its client repeats the request with the answers. Returns None if it may not pause."""
-        principal, requests = backed.request.principal, backed.request.link.input_requests()
-        if not requests:  # it has stopped asking
-            return None
-        if sum(each.request.principal == principal for each in self._paused.values()) >= MOST_PAUSED:
-            backed.request.link.refuse(Failure("CANNOT_ASK", f"{MOST_PAUSED} calls of the client wait for answers"))
-            return None
-        state = secrets.token_urlsafe(32)
-        backed.expiry = asyncio.get_running_loop().call_later(ASK_LIMIT_MS / 1000, self._expire, state)
-        self._paused[state] = backed
-        return {
-            "resultType": "input_required",
-            "inputRequests": requests,
-            "requestState": state,
-            "_meta": {SERVER_INFO_META_KEY: self._server_info},
-        }
-
-    def _expire(self, state: str) -> None:
-        """Stop a paused call: its client has not answered in time, or the server ends."""
-        if (backed := self._paused.pop(state, None)) is not None:
-            if backed.expiry is not None:
-                backed.expiry.cancel()
-            self._leave(backed.task)
-
-    def _take_paused(self, ctx: ServerRequestContext[Any, Any], request: ToolRequest) -> BackedCall | None:
-        """Return the paused call that a request continues; None if it begins one. Raises MCPError."""
-        state = (ctx.params or {}).get("requestState")
-        responses_in(ctx)  # refused before the call is taken
-        if ctx.protocol_version not in MODERN or state is None:
-            return None
-        backed = self._paused.get(state) if isinstance(state, str) else None
-        asked = request.name, request.arguments, request.principal
-        if backed is None or asked != (backed.request.name, backed.request.arguments, backed.request.principal):
-            message = "requestState names no waiting call of this request: it may have ended; call again without it"
-            raise MCPError(code=INVALID_PARAMS, message=message)
-        del self._paused[state]
-        if backed.expiry is not None:
-            backed.expiry.cancel()
-        return backed
-
     def _leave(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
         """Stop work whose caller is answered or gone, and drop its result."""
 
         def count(task: asyncio.Task[Envelope]) -> None:
-            self._left.discard(task)
-            if late and not task.cancelled() and task.exception() is None and task.result().code != BACKSTOP:
+            if not task.cancelled() and task.exception() is None and task.result().code != BACKSTOP:
                 self.counts.late += 1
 
-        self._left.add(task)  # the loop holds tasks weakly
-        task.add_done_callback(count)
+        if late:
+            task.add_done_callback(count)
         task.cancel()
 
     def _operation_timeout(self, call: Call) -> Problem:
@@ -534,7 +450,7 @@ class ToolCallMiddleware:
         )
 
 
-def _principal_at(request: Any) -> Principal:
+def principal_at(request: Any) -> Principal:
     """Return the sender; over stdio, which has no HTTP request, the anonymous agent."""
     if request is None:
         return ANONYMOUS
@@ -570,74 +486,3 @@ def _name_tools(envelope: Envelope) -> Envelope:
         call = f"call the tool {JOB_TOOL} with job_id {data['job_id']} and action"
         data |= {"continue_command": f"{call} wait", "cancel_command": f"{call} cancel"}
     return envelope
-
-
-def _may_control(ctx: ServerRequestContext[Any, Any]) -> bool:
-    """Return whether the controls are of use to a client: to an operator, and to one that asks for them.
-
-    A model has no use for them. Its client cancels calls by a message of the protocol.
-    """
-    capabilities = ctx.session.client_capabilities
-    extensions = None if capabilities is None else capabilities.extensions
-    return CONTROLS_EXTENSION in (extensions or {}) or _principal_at(ctx.request).role is Role.OPERATOR
-
-
-class McpServer:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        operation_timeout_ms: int | None = None,
-        own_tools: ServerTools | None = None,
-        tools: Mapping[str, Tool] | None = None,
-    ) -> None:
-        """Serve the commands of the dispatcher; with `own_tools`, these `tools` and no others."""
-        catalogue = dispatcher.catalogue
-        limit_ms = catalogue.operation_timeout_ms if operation_timeout_ms is None else operation_timeout_ms
-        tools = tools_of(catalogue) if tools is None else tools
-        everything = list(tools.values())
-        commands = {spec.name for spec in catalogue.commands}
-        controls = set() if own_tools is not None else {*CONTROLS} - commands
-        without_controls = [tool for name, tool in tools.items() if name not in controls]
-        schemas = {name: tool.input_schema for name, tool in tools.items()}
-
-        async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
-            shown = everything if _may_control(ctx) else without_controls
-            tools, cursor = page_of(shown, params, catalogue.list_page_size)
-            return ListToolsResult(tools=tools, next_cursor=cursor)
-
-        self.dispatcher = dispatcher
-        self.operation_timeout_ms = limit_ms
-        self.sdk: Server[Any] = Server(
-            catalogue.name,
-            version=catalogue.version,
-            instructions=catalogue.summary or None,
-            on_list_tools=list_tools,
-            get_tool_input_schema=schemas.get,
-        )
-        self.middleware = ToolCallMiddleware(
-            dispatcher,
-            tools,
-            operation_timeout_ms=limit_ms,
-            server_info=self.sdk.server_info_stamp,
-            own_tools=own_tools,
-        )
-        self.sdk.middleware[:] = [self.middleware]
-        if own_tools is None:
-            self.middleware.log_levels.offer(self.sdk)
-        offer_resources(self.sdk, catalogue, self.middleware.serve, self.middleware.subscriptions)
-        offer_prompts(self.sdk, catalogue, self.middleware.serve)
-        self.middleware.tasks.offer(self.sdk)
-
-    def health(self) -> Mapping[str, object]:
-        runtime, counts = self.dispatcher.runtime, self.middleware.counts
-        return {
-            "name": self.dispatcher.catalogue.name,
-            "calls": counts.calls,
-            "in_flight": counts.in_flight,
-            "cancelled": counts.cancelled,
-            "operation_timeouts": counts.backstop,
-            "late": counts.late + runtime.counts.late,
-            "abandoned": runtime.counts.abandoned,
-            "orphans": len(runtime.orphans),
-            "workers": runtime.worker_count,
-        }

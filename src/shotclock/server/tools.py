@@ -74,6 +74,9 @@ _NEEDS_CONFIRMATION = (
     "planned effects, and does nothing. Call it again with confirm_destructive: true to have it done."
 )
 
+ISOLATION_KEY = "shotclock.dev/isolation"
+"""In the `_meta` of a tool that shares a process with others."""
+
 
 def tools_of(catalogue: Catalogue) -> dict[str, Tool]:
     """Return the commands as tools, then the server's own that are of use. A command replaces one of them."""
@@ -92,13 +95,17 @@ def _command_tool(spec: CommandSpec) -> Tool:
         title=spec.listing.title,
         description=_description(spec) or None,
         icons=icons_of(spec),
-        _meta=spec.listing.meta,
+        _meta=_meta_of(spec),
         input_schema={"type": "object", **_input_schema(spec)},
-        output_schema=result_schema(
-            spec.output_schema, may_be_unfinished=spec.interruption is not None or spec.approval is not None
-        ),
+        output_schema=result_schema(spec.output_schema, may_be_unfinished=spec.may_be_unfinished),
         annotations=_hints(spec),
     )
+
+
+def _meta_of(spec: CommandSpec) -> dict[str, Any] | None:
+    """Return what clients may know beside the protocol's own fields."""
+    own = {ISOLATION_KEY: spec.isolation} if spec.isolation == "shared" else {}
+    return {**(spec.listing.meta or {}), **own} or None
 
 
 def _hints(spec: CommandSpec) -> ToolAnnotations | None:

@@ -76,6 +76,12 @@ class Job:
     def is_active(self) -> bool:
         return self.ended_at is None
 
+    @property
+    def open_questions(self) -> dict[str, Any]:
+        """The requests to an MCP client that have no answer yet, by their keys."""
+        questions = self.spec.get("questions", {})
+        return {key: each["request"] for key, each in questions.items() if "answer" not in each}
+
 
 @value
 class Checkpoint:
@@ -171,6 +177,36 @@ class Jobs(Table):
             if (job := _get(transaction, id)) is not None:
                 text = json_text({**job.spec, **changes})
                 transaction.execute("UPDATE jobs SET spec = ? WHERE id = ?", (text, id))
+
+    def ask(self, id: str, key: str, request: Mapping[str, Any], *, attempt: int) -> bool:
+        """Store a question for an MCP client. Return whether the job is still active."""
+        return self._change_questions(id, lambda questions: {**questions, key: {"request": request}}, attempt)
+
+    def answer(self, id: str, answers: Mapping[str, Any]) -> bool:
+        """Store answers to open questions; the first to each counts. Return whether the job is still active."""
+
+        def add(questions: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                key: {**each, "answer": answers[key]} if key in answers and "answer" not in each else each
+                for key, each in questions.items()
+            }
+
+        return self._change_questions(id, add)
+
+    def withdraw(self, id: str, key: str, *, attempt: int) -> bool:
+        """Delete a question with its answer. Return whether the job is still active."""
+        return self._change_questions(id, lambda questions: {k: v for k, v in questions.items() if k != key}, attempt)
+
+    def _change_questions(
+        self, id: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]], attempt: int | None = None
+    ) -> bool:
+        with self._database.write() as transaction:
+            job = _get(transaction, id)
+            if job is None or not job.is_active or attempt not in (None, job.attempt):
+                return False
+            text = json_text({**job.spec, "questions": change(job.spec.get("questions", {}))})
+            transaction.execute("UPDATE jobs SET spec = ? WHERE id = ?", (text, id))
+            return True
 
     def get(self, id: str) -> Job | None:
         with self._database.read() as transaction:

@@ -1,5 +1,7 @@
 """Functions that log, and that ask the person and the model of their client."""
 
+import asyncio
+import os
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from shotclock import App, Context
+from shotclock import App, Context, Failure
 
 app = App("asking")
 
@@ -69,3 +71,52 @@ def chatty(ctx: Context) -> str:
     ctx.log("details", "debug")
     ctx.log("half done", "warning", "work")
     return "logged"
+
+
+@app.command(mutates=False)
+def sign_in(ctx: Context) -> str:
+    """Send the person to a page."""
+    answer = ctx.ask_url("Please sign in", "https://example.com/sign-in?id=1", name="sign_in")
+    ctx.url_completed(name="sign_in")
+    return f"{answer.action} {answer.data}"
+
+
+@app.command(mutates=False)
+def ask_much(characters: int, ctx: Context) -> str:
+    """Ask a question of this length."""
+    return str(ctx.ask("?" * characters))
+
+
+@app.command(mutates=False)
+async def ask_often(questions: int, ctx: Context) -> int:
+    """Ask so many questions at the same time, and return the number of those that could be asked."""
+    asked = [ctx.ask("?", bool, name=str(number)) for number in range(questions)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    return sum(not isinstance(answer, Failure) for answer in answers)
+
+
+@app.command(mutates=False, isolation="shared")
+async def ask_in_shared(ctx: Context) -> str:
+    """Ask in the shared process."""
+    return str((await ctx.ask("Your name?")).data)
+
+
+@app.command(mutates=False)
+def ask_with_pid(folder: str, ctx: Context) -> str:
+    """Write the pid of this process, and ask."""
+    (Path(folder) / "pid").write_text(str(os.getpid()))
+    return str(ctx.ask("Your name?").data)
+
+
+@app.command(mutates=False)
+def flood(messages: int, ctx: Context) -> str:
+    """Log much."""
+    for number in range(messages):
+        ctx.log(f"{number} {'x' * 1_000}")
+    return "flooded"
+
+
+@app.command(mutates=False, interruption=True, timeout="1s")
+def job_that_asks(ctx: Context) -> str:
+    """Ask in a job."""
+    return str(ctx.ask("Your name?", name="name").data)
