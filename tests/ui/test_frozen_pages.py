@@ -34,6 +34,7 @@ def spin(session: Session) -> None:
     frozen(session, told, "OPERATION_TIMEOUT")
     assert told["meta"]["side_effects"] == "unknown"  # the click may have done anything
     page_says(told, "unresponsive")
+    assert told["data"]["page"]["where"] == f"{session.url}/spin" and told["data"]["page"]["next"] == "recovered"
 
 
 def spin_at_once(session: Session) -> None:
