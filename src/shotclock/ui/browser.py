@@ -111,7 +111,7 @@ class BrowserDevice:
         self._error, self._timeout = api.Error, api.TimeoutError
         self._driver, self._browser, self._is_own = driver, browser, is_own
         self._context: Any = None
-        self._tabs = Tabs(browser, None, is_own=is_own)
+        self._tabs = Tabs(browser, None, self._error, is_own=is_own)
         self.is_fresh = False
 
     async def open_page(self) -> None:
@@ -119,7 +119,7 @@ class BrowserDevice:
             self._context = await self._browser.new_context(viewport=VIEWPORT)
         else:
             self._context = self._browser.contexts[0] if self._browser.contexts else await self._browser.new_context()
-        self._tabs = Tabs(self._browser, self._context, is_own=self._is_own)
+        self._tabs = Tabs(self._browser, self._context, self._error, is_own=self._is_own)
         await self._tabs.open()
 
     def take_notes(self) -> dict[str, object]:
@@ -198,7 +198,7 @@ class BrowserDevice:
 
     async def _replace_page(self, time: Countdown) -> None:
         old, keeps_dialogs, self.is_fresh = self._context, self._tabs.keeps_dialogs, True
-        self._tabs = Tabs(self._browser, None, is_own=True)
+        self._tabs = Tabs(self._browser, None, self._error, is_own=True)
         with contextlib.suppress(TimeoutError):
             await bounded(old.close(), DISCARD_MS)
         await bounded(self.open_page(), time.left_ms)
@@ -315,10 +315,7 @@ class BrowserDevice:
         return {"tabs": await self._tabs.list()}
 
     async def answer_dialog(self, params: payload.AnswerDialog, time: Countdown) -> dict[str, object]:
-        try:
-            return await self._tabs.answer_dialog(params.accept, params.text, time)
-        except TimeoutError:
-            raise Failure("OPERATION_TIMEOUT", f"the dialog took no answer within {time.limit_ms} ms") from None
+        return await self._tabs.answer_dialog(params.accept, params.text, time)
 
     async def click(self, params: payload.Click, time: Countdown) -> dict[str, object]:
         page, delay = self._page, LONG_CLICK_MS if params.click_type == "long_click" else 0
