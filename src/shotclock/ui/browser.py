@@ -46,6 +46,7 @@ NAVIGATION_MS = 30_000  # the default budget of open_uri
 DISCARD_MS = 1_000  # an abandoned page may take this long to close; then it dies with its browser
 GLANCE_MS = 250
 LONG_CLICK_MS = 700
+HISTORY_PAUSE_MS = 50
 MAX_NODES = 3_000  # larger pages are cut to this before Playwright writes their snapshot: more fit into no answer
 MAX_DEPTH = 50  # Playwright cannot write much more than this
 COUNT_MS = 1_000  # a frame that has not counted its nodes by then is silent
@@ -377,13 +378,23 @@ class BrowserDevice:
             raise Failure("ACTION_UNSUPPORTED", f"a browser has no key {key!r}; move_home is Home")
         async with self._explained(f"press_key {key}", time.limit_ms):
             if key.lower() in ("back", "forward"):
-                go = page.go_back if key.lower() == "back" else page.go_forward
-                await go(timeout=time.limit_ms, wait_until="commit")
+                await self._go(page.go_back if key.lower() == "back" else page.go_forward, time)
             else:
                 words = [key] if len(key) == 1 else key.split("+")
                 keys = "+".join(_KEYS.get(word.lower(), word) for word in words)
                 await self._order(bounded(page.keyboard.press(keys), time.limit_ms), time)
         return {"where": self._tab.where}
+
+    async def _go(self, go: Any, time: Countdown) -> None:
+        """Go through the history. A page that has just arrived may not have one yet, and nothing was done then."""
+        while True:
+            try:
+                await go(timeout=time.left_ms, wait_until="commit")
+                return
+            except self._error as error:
+                if "Not attached to an active page" not in str(error) or time.is_over:
+                    raise
+            await asyncio.sleep(min(HISTORY_PAUSE_MS, time.left_ms) / 1000)
 
     async def scroll(self, params: payload.Scroll, time: Countdown) -> bool:
         page, ratio = self._page, params.distance_ratio
