@@ -245,6 +245,23 @@ def test_calls_interrupted_by_a_replacement_and_the_first_call_after_it_say_that
     run(scenario())
 
 
+@pytest.mark.slow
+def test_a_call_keeps_the_state_with_which_it_began(folder: Path) -> None:
+    async def scenario() -> None:
+        async with app:
+            ends = folder / "ends"
+            running = asyncio.ensure_future(app.call("keeps_its_state", until=str(ends)))
+            await soon(lambda: "begun" in events(folder))
+            assert (await app.call("end_lifespan")).ok
+            misbehave(folder, "slow")
+            assert codes(await app.call("count")) == ["STATE_REBUILT"]
+            ends.touch()
+            answer = await running
+            assert answer.ok and len(answer.value) == 1, answer.to_dict()
+
+    run(scenario())
+
+
 # --- closing --------------------------------------------------------------------------------------
 
 

@@ -88,10 +88,10 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 result = function(**named, **_finish(_open(dependencies, context, stack, {}), is_async))
             except BaseException as error:
-                if _finish(close(error), is_async):
+                if _finish(close(error), is_async, is_clean_up=True):
                     raise _swallowed(name) from error
                 raise
-            _finish(close(None), is_async)
+            _finish(close(None), is_async, is_clean_up=True)
             return result
 
     kept = [parameter for parameter in written.parameters.values() if parameter.name not in dependencies]
@@ -143,10 +143,10 @@ async def _open(
     return values
 
 
-def _finish(coroutine: Coroutine[Any, Any, Any], is_async: bool) -> Any:
+def _finish(coroutine: Coroutine[Any, Any, Any], is_async: bool, *, is_clean_up: bool = False) -> Any:
     """Run a coroutine for a sync function; without a loop if nothing in it can wait."""
     if is_async:
-        return finish(coroutine)
+        return finish(coroutine, is_clean_up=is_clean_up)
     try:
         coroutine.send(None)
     except StopIteration as done:
