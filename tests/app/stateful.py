@@ -114,6 +114,8 @@ async def lifespan(of: App) -> AsyncIterator[State]:
     note("closing")
     if misdeed == "hang closing":
         await asyncio.sleep(60)
+    if misdeed == "close slowly":
+        await asyncio.sleep(0.3)
     note("closed")
 
 
