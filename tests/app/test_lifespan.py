@@ -56,6 +56,31 @@ def test_commands_that_read_the_state_run_where_it_is_and_others_do_not() -> Non
     assert {each.place for each in app._operations() if each.name == "count"} == {"shared"}
 
 
+def test_a_helper_is_found_by_its_name_or_annotation_and_not_by_an_attribute_of_the_same_name() -> None:
+    other = App("helped", lifespan=lambda: contextlib.nullcontext({}))
+
+    for function in (count, counts_by_helper, asks_by_method):
+        other.command(function)
+    uses = {spec.name: spec.uses_state for spec in other.catalogue().commands}
+    assert uses == {"count": True, "counts_by_helper": True, "asks_by_method": False}
+
+
+def count(ctx: Context[dict[str, int]]) -> int:
+    return len(ctx.state)
+
+
+def _count_for(call: Context[dict[str, int]]) -> int:
+    return len(call.state)
+
+
+def counts_by_helper(call: Context) -> int:
+    return _count_for(call)
+
+
+def asks_by_method(ctx: Context, text: str) -> int:
+    return text.count("a")
+
+
 def test_without_a_lifespan_an_attribute_called_state_moves_no_command() -> None:
     other = App("order")
 
@@ -244,6 +269,23 @@ def test_calls_interrupted_by_a_replacement_and_the_first_call_after_it_say_that
         # The killed ones were not closed; neither was the one whose task group failed.
         assert events(folder).count("opened") == 4 and events(folder)[-2:] == ["closing", "closed"]
         assert events(folder).count("closing") == 1
+
+    run(scenario())
+
+
+@pytest.mark.slow
+def test_a_call_keeps_the_state_with_which_it_began(folder: Path) -> None:
+    async def scenario() -> None:
+        async with app:
+            ends = folder / "ends"
+            running = asyncio.ensure_future(app.call("keeps_its_state", until=str(ends)))
+            await soon(lambda: "begun" in events(folder))
+            assert (await app.call("end_lifespan")).ok
+            misbehave(folder, "slow")
+            assert codes(await app.call("count")) == ["STATE_REBUILT"]
+            ends.touch()
+            answer = await running
+            assert answer.ok and len(answer.value) == 1, answer.to_dict()
 
     run(scenario())
 

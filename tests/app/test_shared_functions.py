@@ -87,6 +87,26 @@ def test_at_its_limit_one_that_looks_or_reports_or_waits_ends_and_the_process_st
     run(scenario())
 
 
+def test_its_async_dependencies_are_closed_also_if_it_returns_after_it_was_stopped(folder: Path) -> None:
+    async def scenario() -> None:
+        async with app:
+            assert (await app.call("beside")).ok
+            answer = await app.call_with("uses_pooled", {"seconds": 0.3}, timeout="200ms")
+            assert (answer.code, answer.ending, answer.warnings) == ("TIMEOUT", "cancelled", []), answer.to_dict()
+            assert events(folder) == ["returned to the pool"]
+
+    run(scenario())
+
+
+def test_reports_that_the_loop_cannot_take_are_dropped(folder: Path) -> None:
+    async def scenario() -> None:
+        async with app:
+            answer = await app.call("floods")
+            assert answer.ok and answer.value < 1_500, answer.to_dict()
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("name", ["sleeps", "sleeps_in_c", "spins", "stubborn"])
 def test_one_that_does_not_end_is_killed_with_the_process(name: str, folder: Path) -> None:
     async def scenario() -> None:
