@@ -74,7 +74,7 @@ from .core.errors import Failure, error_entry
 from .core.served import ServedOptions, check_served_options, find_idle_completions, read_listing, served_spec
 from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
-from .core.value_types import replace
+from .core.value_types import record, replace
 from .core.words_of_fastmcp import APP, ExplainsMembers
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
@@ -144,8 +144,8 @@ class App(ExplainsMembers):
         self._functions: dict[str, Callable[..., Any]] = {}
         self._lifespan: Lifespan | None = None
         self._has_reported = False
-        self._running: Dispatcher | None = None
-        self._inside = 0
+        self._entered: dict[object, _Entered] = {}
+        """By event loop: loops in several threads have processes, and a state, of their own."""
         # Unique in its module, not among all: a worker imports this module alone.
         self._key = key = name if self._module in ("__main__", MAIN_ALIAS) else f"{self._module}/{name}"
         for number in range(2, 1000):
@@ -459,14 +459,14 @@ class App(ExplainsMembers):
             confirm_destructive=confirm_destructive,
         )
         async with self:  # calls without a context share the running one, too
-            assert self._running is not None  # it was entered
-            return await self._running.call(request)
+            return await self._entered[_running_loop()].dispatcher.call(request)
 
     async def __aenter__(self) -> Self:
-        if self._running is None:
+        loop = _running_loop()
+        if loop not in self._entered:
             self._report_mistakes()
-            self._running = await self.dispatcher().__aenter__()
-        self._inside += 1
+            self._entered[loop] = _Entered(await self.dispatcher().__aenter__())
+        self._entered[loop].times += 1
         return self
 
     def _report_mistakes(self) -> None:
@@ -498,12 +498,25 @@ class App(ExplainsMembers):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inside -= 1
-        if self._inside:
-            return
-        running, self._running = self._running, None
-        if running is not None:
-            await running.__aexit__(kind, error, trace)
+        entered = self._entered[_running_loop()]
+        entered.times -= 1
+        if not entered.times:
+            del self._entered[_running_loop()]
+            await entered.dispatcher.__aexit__(kind, error, trace)
+
+
+@record
+class _Entered:
+    """The running dispatcher of an App on one event loop."""
+
+    dispatcher: Dispatcher
+    times: int = 0
+
+
+def _running_loop() -> object:
+    from asyncio import get_running_loop  # not for the command line
+
+    return get_running_loop()
 
 
 class CallOptions(TypedDict, total=False):
