@@ -42,6 +42,8 @@ def test_without_a_person_nothing_is_written_and_the_difference_is_in_the_answer
     ran = install("tool.py", "--install", "cursor", "--scope", "project", "--name", "other")
     answer = ran.json()
     assert ran.code == 2 and '+    "other": {' in answer["error"]["context"]["diff"], answer
+    text = install("tool.py", "--install", "cursor", "--scope", "project", "--format", "text").stderr.decode()
+    assert '+    "my-tool": {' in text and text.rstrip().endswith("then add --yes")
     assert not (tmp_path / ".cursor").exists()
 
 
