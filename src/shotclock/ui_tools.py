@@ -167,7 +167,8 @@ for _verb in VERBS.values():
 def _describe_params() -> str:
     parts = []
     for name, kind in ACTION_TYPES.items():
-        keys = [f"{info.keys[0]}{'*' if info.is_required() else ''}" for info in kind.model_fields.values()]
+        infos = [info for info in kind.model_fields.values() if info.keys[0] != "path"]
+        keys = [f"{info.keys[0]}{'*' if info.is_required() else ''}" for info in infos]
         parts.append(f"{name}({', '.join(keys)})")
     return f"{', '.join(parts)}. * is required; container, labelMatcher and expectedNode are matchers as well."
 
@@ -189,6 +190,7 @@ def _execution_schema() -> dict[str, Any]:
     for kind in ACTION_TYPES.values():
         for leaf in leaves_of(kind):
             params.setdefault(leaf.path[0], _schema_of(leaf.kind if len(leaf.path) == 1 else Matcher))
+    del params["path"]  # refused here
     criteria = {info.keys[0]: {"type": "string"} for info in Matcher.model_fields.values()}
     params["matcher"] = {"type": "object", "properties": criteria}
     action = {

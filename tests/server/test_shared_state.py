@@ -106,15 +106,23 @@ def test_when_the_shared_process_is_killed_among_many_calls_each_is_told_and_the
     run(scenario())
 
 
-@pytest.mark.parametrize("end", ["EOF", "EOF, asleep", "SIGTERM", "SIGINT", "SIGKILL", "SIGTERM, hanging"])
+@pytest.mark.parametrize(
+    "end", ["EOF", "EOF, asleep", "EOF, slowly", "SIGTERM", "SIGINT", "SIGKILL", "SIGTERM, hanging"]
+)
 def test_the_lifespan_is_closed_however_the_server_ends_unless_it_is_killed(end: str, folder: Path) -> None:
     if "hanging" in end:
         misbehave(folder, "hang closing")
+    if "slowly" in end:
+        misbehave(folder, "close slowly")
     with served("serve", TARGET) as process:
         say(process, 1, "count", {})
         assert hear(process)["result"]["structuredContent"] == {"result": 1}
         say(process, 2, *(("sleeps", {"seconds": 60}) if "asleep" in end else ("waits", {})))
         eventually(lambda: "begun" in events(folder))
+        if "slowly" in end:  # beside a function that is still there when its grace is over
+            say(process, 3, "sleeps", {"seconds": 60})
+            say(process, 4, "says_where", {})  # begins after it
+            assert hear(process)["id"] == 4
         began = time.monotonic()
         assert process.stdin is not None
         if end.startswith("EOF"):

@@ -187,7 +187,7 @@ def test_the_list_of_tools_is_short_and_has_the_words_of_payloads(page: Session)
             assert actions["items"]["properties"]["type"]["enum"] == list(ACTION_TYPES)
             for name, kind in ACTION_TYPES.items():
                 assert f"{name}(" in params["description"]
-                assert {info.keys[0] for info in kind.model_fields.values()} <= params["properties"].keys()
+                assert {info.keys[0] for info in kind.model_fields.values()} - {"path"} <= params["properties"].keys()
             criteria = {info.keys[0] for info in Matcher.model_fields.values()} - {"contentDescContains"}
             assert criteria <= schemas["ui_click"].keys() and schemas["ui_click"]["timeoutMs"]["default"] == 10_000
             assert schemas["ui_scroll"]["direction"]["enum"] == ["up", "down", "left", "right"]

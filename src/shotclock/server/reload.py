@@ -17,6 +17,7 @@ from pathlib import Path
 from ..core.catalogue import Catalogue
 from ..core.clocks import WallTime
 from ..core.errors import Failure
+from ..core.value_types import value
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import Target, learn, learn_files
 from ..process.clock import wall_time
@@ -28,10 +29,20 @@ LOOK_EVERY_S = 0.3
 # Python recognises a changed file by the second of its change, and editors write several files one after the other.
 SETTLED_MS = 1_000
 SETTLES_WITHIN_S = 10.0  # with files that a program writes all the time, or a clock that is wrong
+# For an import that itself writes one of the files. A longer one is given up where they change.
+IMPORTED_WITHIN_S = 2.0
 MOST_FORMER = 3  # replaced programs with calls that have not ended; those of a further one are stopped
 
 Marks = dict[str, tuple[int, int] | None]
 Connect = Callable[[Catalogue, Runtime], Dispatcher]
+
+
+@value
+class _Loaded:
+    """An imported program whose workers are up."""
+
+    dispatcher: Dispatcher
+    files: list[str]
 
 
 class Reloader:
@@ -74,11 +85,31 @@ class Reloader:
             if read_marks(marks) == marks:
                 continue
             marks = await self._settled(list(marks))
-            if await self._reload():
+            loaded = await self._load_while(marks)
+            if loaded is None:
+                continue
+            if isinstance(loaded, _Loaded):
+                await self._replace_by(loaded)
                 files = self._files
             else:  # the mistake may be in a file that was not imported before
+                self._say(f"{self._target} stays as it was: {loaded}")
                 files = sorted({*self._files, *_beside(self._files)})
             marks = {**read_marks(files), **{file: marks[file] for file in files if file in marks}}
+
+    async def _load_while(self, marks: Marks) -> _Loaded | str | None:
+        """Import the program in other processes. Return it, or the reason why that failed.
+
+        None if the files change meanwhile: an import that hangs must not keep the author waiting.
+        """
+        loading = asyncio.create_task(self._load())
+        try:
+            await asyncio.wait([loading], timeout=IMPORTED_WITHIN_S)
+            while not loading.done() and read_marks(marks) == marks:
+                await asyncio.wait([loading], timeout=LOOK_EVERY_S)
+        finally:
+            loading.cancel()
+            await asyncio.wait([loading])  # bounded by the closing of its runtime
+        return None if loading.cancelled() else loading.result()
 
     async def _settled(self, files: Iterable[str]) -> Marks:
         """Wait until the files stay as they are, and return their marks."""
@@ -90,10 +121,10 @@ class Reloader:
                     await asyncio.sleep(LOOK_EVERY_S)
         return marks
 
-    async def _reload(self) -> bool:
+    async def _load(self) -> _Loaded | str:
         runtime = self._begin()
-        await runtime.__aenter__()
         try:
+            await runtime.__aenter__()
             catalogue = await learn(runtime, self._target)
             files = await learn_files(runtime, self._target)
             dispatcher = self._connect(catalogue, runtime)
@@ -102,13 +133,15 @@ class Reloader:
             await runtime.close()
             if not isinstance(error, Exception):
                 raise
-            code = error.code if isinstance(error, Failure) else type(error).__name__
-            self._say(f"{self._target} stays as it was: {code}: {error}")
-            return False
+            return f"{error.code if isinstance(error, Failure) else type(error).__name__}: {error}"
+        return _Loaded(dispatcher, files)
+
+    async def _replace_by(self, loaded: _Loaded) -> None:
         before = self._server.middleware
-        changed = await self._server.use(dispatcher)
-        self._files = files
-        rebuilt = "; its state is opened anew" if any(spec.uses_state for spec in catalogue.everything) else ""
+        changed = await self._server.use(loaded.dispatcher)
+        self._files = loaded.files
+        uses_state = any(spec.uses_state for spec in loaded.dispatcher.catalogue.everything)
+        rebuilt = "; its state is opened anew" if uses_state else ""
         self._say(f"reloaded {self._target}; changed lists: {', '.join(changed) or 'none'}{rebuilt}")
         retiring = asyncio.create_task(self._retire(before))
         self._retiring.add(retiring)
@@ -116,7 +149,6 @@ class Reloader:
         for former in self._server.former[:-MOST_FORMER]:
             former.stop("a reload")
             await former.dispatcher.runtime.close()
-        return True
 
     async def _retire(self, former: ToolCallMiddleware) -> None:
         """Close the processes of a replaced program once its calls have ended."""

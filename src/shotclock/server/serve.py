@@ -45,6 +45,7 @@ MOST_WORKERS = 256  # every hanging sync call holds a process. Further calls wai
 WARM_UP_S = 10.0  # for the first workers to start before clients are served; a call before that only waits longer
 LAST_ANSWERS_S = 1.0  # for the last answers to reach their clients, once everything is stopped
 TRANSPORT_ENDS_S = 5.0  # for the transport to end. Each of its own waits is shorter
+FOR_CLIENTS = "for the MCP client that starts this command; for HTTP: `shotclock serve … --http HOST:PORT`"
 
 
 @value
@@ -297,6 +298,8 @@ async def _serve(
                     reloader = _reloader_of(reloaded, server, options, began, stderr.say)
                     await running.enter_async_context(reloader.watching())
                 if sock is None:
+                    if os.isatty(wire[0]):  # a person, who would wait for a prompt
+                        stderr.say(f"serving {catalogue.name} on stdin and stdout, {FOR_CLIENTS}")
                     await _serve_stdio(server, signals, *wire)
                 else:
                     stderr.say(f"serving {catalogue.name} on {url_of(sock.getsockname()[:2], '/mcp')}")

@@ -94,7 +94,7 @@ async def await_node(page_now: Callable[[], Any], matcher: Matcher, time: Countd
             for frame, is_there in zip(others, seen, strict=True):
                 if is_there:
                     return find(frame, matcher).first
-            if left_ms <= FOLLOW_MS:
+            if time.is_over or (not others and left_ms <= FOLLOW_MS):
                 if await is_seen(node):
                     return node
                 raise

@@ -59,8 +59,9 @@ class Tab:
 
 
 class Tabs:
-    def __init__(self, browser: Any, context: Any, *, is_own: bool) -> None:
-        self._browser, self._context, self._is_own = browser, context, is_own
+    def __init__(self, browser: Any, context: Any, error: Any, *, is_own: bool) -> None:
+        """`error` is the class of Playwright's errors."""
+        self._browser, self._context, self._error, self._is_own = browser, context, error, is_own
         self._tabs: list[Tab] = []  # the active one last, before it the one that was active before
         self._count = 0
         self._targets: dict[str, str] = {}  # the pages that the browser has, with their addresses
@@ -93,13 +94,8 @@ class Tabs:
     def _note_target(self, event: str, info: dict[str, Any]) -> None:
         if info["type"] != "page":
             return
-        target = info["targetId"]
-        opener = self._targets.get(info.get("openerId", ""))
-        if (
-            event == "Target.targetCreated"
-            and opener is not None
-            and all(tab.target_id != target for tab in self._tabs)
-        ):
+        target, known = info["targetId"], {tab.target_id for tab in self._tabs}
+        if event == "Target.targetCreated" and info.get("openerId") in known and target not in known:
             self._coming[target] = None
         self._targets[target] = info["url"]
 
@@ -172,9 +168,6 @@ class Tabs:
     def __len__(self) -> int:
         return len(self._tabs)
 
-    def __contains__(self, tab: Tab) -> bool:
-        return tab in self._tabs
-
     def find(self, name: str) -> Tab:
         found = next((tab for tab in self._tabs if tab.name == name), None)
         if found is None:
@@ -246,21 +239,22 @@ class Tabs:
         note = {"type": dialog.type, "message": one_line(dialog.message, MAX_MESSAGE), "answer": "pending"}
         if dialog.type == "prompt" and dialog.default_value:
             note["default"] = one_line(dialog.default_value, MAX_MESSAGE)
-        if dialog.type in KEPT and self.keeps_dialogs and tab in self._tabs:
+        if dialog.type in KEPT and self.keeps_dialogs and tab is self.active:
             self._pending.append((dialog, tab, note))
             self.note("dialogs", note)
             self._met.set()
             return
         self.later(self._answer(dialog, tab, note, accept=dialog.type == "beforeunload"))
 
-    async def _answer(
-        self, dialog: Any, tab: Tab, note: dict[str, str], *, accept: bool, text: str | None = None
-    ) -> None:
-        """Answer a dialog and note it. A page that asks whether it may be left is left."""
+    async def _answer(self, dialog: Any, tab: Tab, note: dict[str, str], *, accept: bool) -> None:
+        """Note the answer to a dialog, and give it. A page that asks whether it may be left is left."""
         if tab in self._tabs:
-            self.note("dialogs", {**note, "answer": "accepted" if accept else "dismissed"})
+            self._note_answer(note, accept)
         with contextlib.suppress(Exception):  # the page is gone
-            await (dialog.dismiss() if not accept else dialog.accept() if text is None else dialog.accept(text))
+            await (dialog.accept() if accept else dialog.dismiss())
+
+    def _note_answer(self, note: dict[str, str], accept: bool) -> None:
+        self.note("dialogs", {**note, "answer": "accepted" if accept else "dismissed"})
 
     async def dismiss_dialogs(self) -> None:
         pending, self._pending = self._pending, []
@@ -281,14 +275,21 @@ class Tabs:
         self._pending.pop(0)
         order, tab.order = tab.order, None
         self._met.clear()
-        await bounded(self._answer(dialog, tab, note, accept=accept, text=text), min(ANSWER_MS, time.left_ms))
-        if order is not None:  # the rest of the click, with whatever else it opens
+        answering = dialog.dismiss() if not accept else dialog.accept() if text is None else dialog.accept(text)
+        try:
+            await bounded(answering, min(ANSWER_MS, time.left_ms))
+        except TimeoutError:
+            raise Failure("OPERATION_TIMEOUT", f"the dialog took no answer within {time.limit_ms} ms") from None
+        except self._error as error:
+            raise Failure("ACTION_FAILED", f"the dialog could not be answered: {error}"[:MAX_MESSAGE]) from None
+        self._note_answer(note, accept)
+        if order is not None:  # the rest of the click, and all that it opens
             await self._until_done(order, tab, time.left_ms - LATE_MS)
         await self.settle(time.left_ms)
         return {"where": (self.active or tab).where}
 
     async def run_order(self, order: Awaitable[T], within_ms: int) -> T | None:
-        """Await an order, or the dialog that it opens: then it goes on when the dialog is answered."""
+        """Await an order, or the dialog that it opens. In that case the order ends after the answer to the dialog."""
         tab, time = self.active, Countdown(within_ms)
         task = asyncio.ensure_future(order)
         self.keeps_dialogs = True
