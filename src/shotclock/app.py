@@ -58,6 +58,7 @@ from .core.command_function import (
 from .core.declared import (
     DEFAULT_OPTIONS,
     Declared,
+    check_app_name,
     check_options,
     check_placeholders,
     read_approval,
@@ -70,10 +71,11 @@ from .core.declared import (
 )
 from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
-from .core.served import ServedOptions, check_served_options, read_listing, served_spec
+from .core.served import ServedOptions, check_served_options, find_idle_completions, read_listing, served_spec
 from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
-from .core.value_types import replace
+from .core.value_types import record, replace
+from .core.words_of_fastmcp import APP, ExplainsMembers
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -89,15 +91,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_GRACE = "500ms"  # shorter than that of `exec`: the caller of a tool waits for it
 BUILT_IN = frozenset({"manifest", "job", "help"})
-_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 # The characters of MCP tool names.
 _COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 APPS: dict[str, App] = {}  # every App of this process by its key, the same in a worker that imports the program
 
 
-class App:
+class App(ExplainsMembers):
     """A set of commands that share a name, a version and default clocks."""
+
+    _instead_of = APP
 
     def __init__(
         self,
@@ -121,8 +124,7 @@ class App:
 
         `elicitation` never covers destructive calls: nothing proves that a person answered.
         """
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
+        check_app_name(name)
         self.name = name
         self.version = version
         self.help = help
@@ -142,8 +144,8 @@ class App:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._lifespan: Lifespan | None = None
         self._has_reported = False
-        self._running: Dispatcher | None = None
-        self._inside = 0
+        self._entered: dict[object, _Entered] = {}
+        """By event loop: loops in several threads have processes, and a state, of their own."""
         # Unique in its module, not among all: a worker imports this module alone.
         self._key = key = name if self._module in ("__main__", MAIN_ALIAS) else f"{self._module}/{name}"
         for number in range(2, 1000):
@@ -375,9 +377,9 @@ class App:
         from .process.module_globals import note_changed_globals  # not for the command line
 
         specs = map(self._placed, (*self._commands.values(), *self._served.values()))
-        functions = {each.name: self._functions[each.name] for each in specs if each.isolation == "auto"}
-        with_dependencies = {name: [each, *dependency_functions(each)] for name, each in functions.items()}
-        return note_changed_globals(self.name, with_dependencies)
+        names = [each.name for each in specs if each.isolation == "auto"]
+        functions = {name: [self._functions[name], *dependency_functions(self._functions[name])] for name in names}
+        return (*find_idle_completions(self.name, self._served.values()), *note_changed_globals(self.name, functions))
 
     def _file(self) -> str | None:
         file = getattr(sys.modules.get(self._module), "__file__", None)
@@ -457,14 +459,14 @@ class App:
             confirm_destructive=confirm_destructive,
         )
         async with self:  # calls without a context share the running one, too
-            assert self._running is not None  # it was entered
-            return await self._running.call(request)
+            return await self._entered[_running_loop()].dispatcher.call(request)
 
     async def __aenter__(self) -> Self:
-        if self._running is None:
+        loop = _running_loop()
+        if loop not in self._entered:
             self._report_mistakes()
-            self._running = await self.dispatcher().__aenter__()
-        self._inside += 1
+            self._entered[loop] = _Entered(await self.dispatcher().__aenter__())
+        self._entered[loop].times += 1
         return self
 
     def _report_mistakes(self) -> None:
@@ -496,12 +498,25 @@ class App:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inside -= 1
-        if self._inside:
-            return
-        running, self._running = self._running, None
-        if running is not None:
-            await running.__aexit__(kind, error, trace)
+        entered = self._entered[_running_loop()]
+        entered.times -= 1
+        if not entered.times:
+            del self._entered[_running_loop()]
+            await entered.dispatcher.__aexit__(kind, error, trace)
+
+
+@record
+class _Entered:
+    """The running dispatcher of an App on one event loop."""
+
+    dispatcher: Dispatcher
+    times: int = 0
+
+
+def _running_loop() -> object:
+    from asyncio import get_running_loop  # not for the command line
+
+    return get_running_loop()
 
 
 class CallOptions(TypedDict, total=False):

@@ -39,6 +39,7 @@ class State:
     thread: int = field(default_factory=threading.get_ident)
     counted: int = 0
     ends: asyncio.Event = field(default_factory=asyncio.Event)
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
 
 app = App("stateful")
@@ -113,6 +114,8 @@ async def lifespan(of: App) -> AsyncIterator[State]:
     note("closing")
     if misdeed == "hang closing":
         await asyncio.sleep(60)
+    if misdeed == "close slowly":
+        await asyncio.sleep(0.3)
     note("closed")
 
 
@@ -276,6 +279,41 @@ def starts(seconds: float, pid_file: str) -> None:
     Path(pid_file).write_text(str(process.pid))
     if seconds:
         process.wait(seconds)
+
+
+async def pooled() -> AsyncIterator[str]:
+    try:
+        yield "a connection"
+    finally:
+        await asyncio.sleep(0)
+        note("returned to the pool")
+
+
+@app.command(isolation="shared")
+def uses_pooled(connection: Annotated[str, Depends(pooled)], seconds: float) -> str:
+    time.sleep(seconds)
+    return connection
+
+
+@app.command
+def floods(ctx: Context[State]) -> int:
+    """Report while the loop takes nothing, and return the growth of the process in pages."""
+    ctx.state.loop.call_soon_threadsafe(time.sleep, 0.5)
+    before = int(Path("/proc/self/statm").read_text().split()[1])
+    for number in range(50_000):
+        ctx.progress(number)
+    return int(Path("/proc/self/statm").read_text().split()[1]) - before
+
+
+@app.command
+def keeps_its_state(ctx: Context[State], until: str) -> list[int]:
+    """Return the different states that it sees while the lifespan is opened anew."""
+    seen = {id(ctx.state)}
+    note("begun")
+    while not os.path.exists(until):
+        seen.add(id(ctx.state))
+        time.sleep(0.001)
+    return sorted({id(ctx.state), *seen})
 
 
 @app.command

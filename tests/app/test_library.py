@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,22 @@ def test_a_call_is_one_envelope_with_or_without_a_runtime_that_stays(command: st
     for envelope in envelopes:
         shown = validate_envelope(envelope.to_dict())
         assert shown["meta"]["timeout_ms"] == 20_000 and shown["meta"]["tool_version"] == "1.0.0"
+
+
+@pytest.mark.slow
+def test_event_loops_of_several_threads_call_it_at_the_same_time() -> None:
+    both = threading.Barrier(2, timeout=20)
+
+    async def scenario() -> list[Envelope]:
+        async with app:
+            both.wait()
+            answers = await asyncio.gather(*(app.call("add", a=number) for number in range(3)))
+            both.wait()
+        return answers
+
+    with ThreadPoolExecutor(2) as pool:
+        for running in [pool.submit(run, scenario()) for _ in range(2)]:
+            assert [answer.value for answer in running.result(30)] == [2, 3, 4]
 
 
 @pytest.mark.slow

@@ -56,6 +56,31 @@ def test_commands_that_read_the_state_run_where_it_is_and_others_do_not() -> Non
     assert {each.place for each in app._operations() if each.name == "count"} == {"shared"}
 
 
+def test_a_helper_is_found_by_its_name_or_annotation_and_not_by_an_attribute_of_the_same_name() -> None:
+    other = App("helped", lifespan=lambda: contextlib.nullcontext({}))
+
+    for function in (count, counts_by_helper, asks_by_method):
+        other.command(function)
+    uses = {spec.name: spec.uses_state for spec in other.catalogue().commands}
+    assert uses == {"count": True, "counts_by_helper": True, "asks_by_method": False}
+
+
+def count(ctx: Context[dict[str, int]]) -> int:
+    return len(ctx.state)
+
+
+def _count_for(call: Context[dict[str, int]]) -> int:
+    return len(call.state)
+
+
+def counts_by_helper(call: Context) -> int:
+    return _count_for(call)
+
+
+def asks_by_method(ctx: Context, text: str) -> int:
+    return text.count("a")
+
+
 def test_without_a_lifespan_an_attribute_called_state_moves_no_command() -> None:
     other = App("order")
 
@@ -155,11 +180,13 @@ def test_60_callers_of_an_opening_that_hangs_are_answered_and_others_do_not_wait
     async def scenario() -> None:
         misbehave(folder, misdeed)
         async with app:
-            hung = [asyncio.ensure_future(app.call_with("count", {}, timeout="700ms")) for _ in range(60)]
+            await app.call("beside")  # the process is up
+            await app.call("plain")
+            hung = [asyncio.ensure_future(app.call_with("count", {}, timeout="1s")) for _ in range(60)]
             await soon(lambda: "opening" in events(folder))
             for name in ("plain", "beside", "says_where"):
                 answer, took_ms = await timed(app.call(name))
-                assert answer.ok and took_ms < 600, (name, took_ms)
+                assert answer.ok and took_ms < 900, (name, took_ms)
             for each in await asyncio.gather(*hung):
                 assert (each.code, each.ending) == ("TIMEOUT", "not_started"), each.to_dict()
                 assert each.error is not None and "before the lifespan of the App was open" in each.error["message"]
@@ -198,6 +225,7 @@ def test_an_opening_that_blocks_the_loop_is_replaced_and_named(folder: Path) -> 
     async def scenario() -> None:
         misbehave(folder, "block")
         async with app:
+            await app.call("beside")  # the process is up
             answer = await app.call_with("count", {}, timeout="300ms")
             assert answer.code == "TIMEOUT" and codes(answer) == ["HOST_REPLACED"], answer.to_dict()
             assert "the lifespan of the App blocked its event loop" in str(answer.warnings)
@@ -241,6 +269,23 @@ def test_calls_interrupted_by_a_replacement_and_the_first_call_after_it_say_that
         # The killed ones were not closed; neither was the one whose task group failed.
         assert events(folder).count("opened") == 4 and events(folder)[-2:] == ["closing", "closed"]
         assert events(folder).count("closing") == 1
+
+    run(scenario())
+
+
+@pytest.mark.slow
+def test_a_call_keeps_the_state_with_which_it_began(folder: Path) -> None:
+    async def scenario() -> None:
+        async with app:
+            ends = folder / "ends"
+            running = asyncio.ensure_future(app.call("keeps_its_state", until=str(ends)))
+            await soon(lambda: "begun" in events(folder))
+            assert (await app.call("end_lifespan")).ok
+            misbehave(folder, "slow")
+            assert codes(await app.call("count")) == ["STATE_REBUILT"]
+            ends.touch()
+            answer = await running
+            assert answer.ok and len(answer.value) == 1, answer.to_dict()
 
     run(scenario())
 

@@ -11,7 +11,7 @@ from typing import Any
 from .arguments import context_name
 
 STATE_NAMES = frozenset({"state", "lifespan_context"})
-_HELPERS_NAME = "context"  # of a parameter of helper functions, also without annotation
+_UNANNOTATED = "context"  # a parameter of helper functions, beside those that receive a command's context
 
 
 def reads_state(function: Callable[..., Any]) -> bool:
@@ -30,13 +30,12 @@ def _reads(function: Callable[..., Any], seen: set[object]) -> bool:
     codes = list(codes_of(function.__code__))
     if any(_loads_state(code) for code in codes):
         return True
-    for name in {name for code in codes for name in code.co_names}:
-        found = function.__globals__.get(name)
-        helper = inspect.unwrap(found) if isinstance(found, FunctionType) else None
-        if not isinstance(helper, FunctionType) or helper.__globals__ is not function.__globals__:
-            continue
-        if (takes_context(helper) or _HELPERS_NAME in helper.__code__.co_varnames) and _reads(helper, seen):
-            return True
+    for name in {name for code in codes for name in _loaded(code, "LOAD_GLOBAL", "LOAD_NAME")}:
+        helper = inspect.unwrap(found) if callable(found := function.__globals__.get(name)) else None
+        if isinstance(helper, FunctionType) and helper.__globals__ is function.__globals__:
+            parameters = helper.__code__.co_varnames[: helper.__code__.co_argcount + helper.__code__.co_kwonlyargcount]
+            if (_UNANNOTATED in parameters or takes_context(helper)) and _reads(helper, seen):
+                return True
     return False
 
 
@@ -50,7 +49,10 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 def _loads_state(code: CodeType) -> bool:
     """Return whether the code reads an attribute of that name: a global variable may have it as well."""
-    if not STATE_NAMES.intersection(code.co_names):
-        return False
-    loads = ("LOAD_ATTR", "LOAD_METHOD")
-    return any(each.opname in loads and each.argval in STATE_NAMES for each in dis.get_instructions(code))
+    return not STATE_NAMES.isdisjoint(code.co_names) and not STATE_NAMES.isdisjoint(
+        _loaded(code, "LOAD_ATTR", "LOAD_METHOD")
+    )
+
+
+def _loaded(code: CodeType, *opnames: str) -> set[str]:
+    return {each.argval for each in dis.get_instructions(code) if each.opname in opnames}

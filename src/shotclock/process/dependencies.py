@@ -164,7 +164,7 @@ class _OnLoop(AbstractContextManager[Any]):
         return finish(self._manager.__aenter__())
 
     def __exit__(self, *raised: object) -> bool | None:
-        return finish(self._manager.__aexit__(*raised))  # type: ignore[no-any-return]
+        return finish(self._manager.__aexit__(*raised), is_clean_up=True)  # type: ignore[no-any-return]
 
 
 def _swallowed(name: str) -> RuntimeError:

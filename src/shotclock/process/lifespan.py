@@ -94,8 +94,8 @@ class HeldState:
         assert self._life is not None
         return self._life.opened.result()
 
-    async def open(self) -> str:
-        """Wait until it is open, and return why it was opened again in this process. Raises NotOpened.
+    async def open(self) -> tuple[Any, str]:
+        """Wait until it is open. Return the state, and why it was opened again in this process. Raises NotOpened.
 
         An opening for which no call waits any more is stopped.
         """
@@ -114,7 +114,7 @@ class HeldState:
         if (error := life.opened.exception()) is not None:
             raise error
         self._was_open = True
-        return life.why_again
+        return life.opened.result(), life.why_again
 
     async def close(self) -> None:
         """End the lifespan, and wait for that. The runtime bounds it."""

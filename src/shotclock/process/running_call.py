@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.clocks import Clocks, Deadline
@@ -58,16 +58,18 @@ def event_loop() -> asyncio.AbstractEventLoop:
     return _loop
 
 
-wait_in_thread: ContextVar[Callable[[Coroutine[Any, Any, Any]], Any] | None] = ContextVar(
-    "shotclock_wait_in_thread", default=None
-)
+class WaitInThread(Protocol):
+    def __call__(self, coroutine: Coroutine[Any, Any, Any], *, is_clean_up: bool = False) -> Any: ...
+
+
+wait_in_thread: ContextVar[WaitInThread | None] = ContextVar("shotclock_wait_in_thread", default=None)
 """Of a sync function in the shared process: wait for a coroutine that runs on the loop there."""
 
 
-def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
+def finish(coroutine: Coroutine[Any, Any, Any], *, is_clean_up: bool = False) -> Any:
     """Run a coroutine for a sync function, on the loop of its process."""
     wait = wait_in_thread.get()
-    return event_loop().run_until_complete(coroutine) if wait is None else wait(coroutine)
+    return event_loop().run_until_complete(coroutine) if wait is None else wait(coroutine, is_clean_up=is_clean_up)
 
 
 _questions = itertools.count(1)

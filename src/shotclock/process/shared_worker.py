@@ -13,6 +13,7 @@ import select
 import socket
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar, copy_context
@@ -59,6 +60,8 @@ from .running_call import (
 
 # Progress beyond this that a slow runtime has not read is dropped.
 PROGRESS_HELD = 256 * 1024
+# Messages of threads that the loop has not taken. Beyond this, their news is dropped.
+NEWS_HELD = 1_000
 # How often the shared worker sends the news of a handler that does not let the loop run.
 SEND_AT_LEAST_NS = 5_000_000
 # How long calls that run while the states are to be closed may take to end.
@@ -85,6 +88,9 @@ class SharedWorker:
         self._outbox = bytearray()
         self._is_flushing = False
         self._flushed_ns = 0
+        self._from_threads: deque[messages.FromWorker] = deque()
+        self._is_woken = False
+        """The loop will take the messages of threads."""
 
     def serve(self) -> NoReturn:
         watch(self._report_process)
@@ -150,7 +156,7 @@ class SharedWorker:
     def send(self, message: messages.FromWorker) -> None:
         """Send a message from any thread, at the end of this turn of the loop with the others of the turn."""
         if not self.is_here():
-            self.loop.call_soon_threadsafe(self.send, message, context=self._context)
+            self._send_from_thread(message)
             return
         self._outbox += messages.pack(message)
         if not self._is_flushing:
@@ -160,11 +166,27 @@ class SharedWorker:
     def send_or_drop(self, message: Progress | Partial | Step | Logged) -> None:
         """Send news from any thread; drop them rather than pile them up."""
         if not self.is_here():
-            self.loop.call_soon_threadsafe(self.send_or_drop, message, context=self._context)
+            if len(self._from_threads) < NEWS_HELD:
+                self._send_from_thread(message)
         elif len(self._outbox) < PROGRESS_HELD:
             self.send(message)
             if monotonic_ns() - self._flushed_ns > SEND_AT_LEAST_NS:
                 self._flush()
+
+    def _send_from_thread(self, message: messages.FromWorker) -> None:
+        self._from_threads.append(message)
+        if not self._is_woken:
+            self._is_woken = True
+            self.loop.call_soon_threadsafe(self._take_from_threads, context=self._context)
+
+    def _take_from_threads(self) -> None:
+        self._is_woken = False  # first: a thread that appends from now on wakes the loop again
+        while self._from_threads:
+            message = self._from_threads.popleft()
+            if isinstance(message, Progress | Partial | Step | Logged):
+                self.send_or_drop(message)
+            else:
+                self.send(message)
 
     def _flush(self) -> None:
         self._is_flushing = False
@@ -191,14 +213,15 @@ class SharedCall(RunningCall):
     """It is a sync function. Its task waits for the thread, and is not cancelled."""
     _owes_stop = False
     """A sync function is to be stopped, and has not noticed: the next use of its context raises Stopped, once."""
-    _held: HeldState | None = None
+    _state: tuple[Any] | None = None
+    """The state when the call began, also if its lifespan is opened anew meanwhile."""
     _finished_ns = 0
 
     def __init__(self, worker: SharedWorker, request: Run) -> None:
         super().__init__(request)
         self._worker = worker
-        self._waits: set[Future[Any]] = set()
-        """Of its thread, for the loop."""
+        self._waits: set[asyncio.Task[Any]] = set()
+        """On the loop, for its thread."""
 
     def send(self, message: messages.FromWorker) -> None:
         self._raise_if_owed()
@@ -216,9 +239,9 @@ class SharedCall(RunningCall):
         return self.stopping
 
     def state(self) -> Any:
-        if self._held is None:
+        if self._state is None:
             raise Failure("STATE_UNAVAILABLE", f"there is no lifespan whose state {self.request.name} could read")
-        return self._held.value()
+        return self._state[0]
 
     def take(self, message: ipc.Message) -> None:
         if isinstance(message, Cancel):
@@ -247,19 +270,39 @@ class SharedCall(RunningCall):
             return super().answer_to(message, unpickle)
         return self._wait_in_thread(super().answer_to(message, unpickle))
 
-    def _wait_in_thread(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Return the result of a coroutine that runs on the loop. Raises Stopped if the call is stopped meanwhile."""
-        waited = asyncio.run_coroutine_threadsafe(coroutine, self._worker.loop)
-        self._waits.add(waited)
+    def _wait_in_thread(self, coroutine: Coroutine[Any, Any, Any], *, is_clean_up: bool = False) -> Any:
+        """Return the result of a coroutine that runs on the loop. Raises Stopped if the call is stopped meanwhile.
+
+        Clean-up begins also in a call that is to stop: its function has ended.
+        """
+        ended: Future[Any] = Future()
+
+        def begin() -> None:
+            # `_has_replied`: of a thread that the function left behind, which is never answered.
+            if self._has_replied or (self._owes_stop and not is_clean_up):
+                coroutine.close()
+                ended.cancel()
+                return
+            self._owes_stop = False
+            task = self._worker.loop.create_task(coroutine)
+            self._waits.add(task)
+            task.add_done_callback(hand_over)
+
+        def hand_over(task: asyncio.Task[Any]) -> None:
+            self._waits.discard(task)
+            if task.cancelled():
+                ended.cancel()
+            elif (error := task.exception()) is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(task.result())
+
+        self._worker.loop.call_soon_threadsafe(begin)
         try:
-            if self._owes_stop or self._has_replied:  # of a thread that the function left behind: never answered
-                waited.cancel()
-            return waited.result()  # bounded: the end of the call cancels it
+            return ended.result()  # bounded: the end of the call cancels the task
         except CancelledError:
             self._owes_stop = False
             raise Stopped from None
-        finally:
-            self._waits.discard(waited)
 
     async def run(self) -> None:
         words, request = self._worker.words, self.request
@@ -299,15 +342,17 @@ class SharedCall(RunningCall):
 
     async def _open_state(self, lifespan: Lifespan) -> Reply | None:
         """Wait until the state of the App is open. Return the reply if the function cannot be run."""
-        self._held = held = self._worker.state_of(lifespan)
+        held = self._worker.state_of(lifespan)
         if held.is_open:
+            self._state = (held.value(),)
             return None
         try:
-            why_again = await held.open()
+            state, why_again = await held.open()
         except asyncio.CancelledError:
             return "unopened", None
         except NotOpened as refusal:
             return "unopened", describe_fully(refusal.__cause__ or refusal)
+        self._state = (state,)
         self.send(Opened(self.number, lifespan.key, why_again))
         return None
 

@@ -493,6 +493,8 @@ class ProcessCall(HandlerWork):
             return
         if self.is_heard and monotonic_ns() < self.overdue_ns:  # read just now
             return
+        if self.is_heard and self._pool.is_closing:  # the lifespans are closed first; that has a limit of its own
+            return
         if not self.is_heard and worker.is_moving(now_ns) and self._waits < MOST_WAITS:
             self._waits += 1
             self._arm(now_ns + SHORTEST_GRACE_NS)

@@ -114,10 +114,10 @@ class McpServer:
         )
         sdk.add_request_handler("tools/list", PaginatedRequestParams, list_tools)
         sdk.get_tool_input_schema = schemas.get
-        sdk.middleware[:] = [middleware]
+        sdk.middleware[:] = [*([clients.subscriptions.notice_client] if self._reloads else []), middleware]
         if own_tools is None:
             clients.log_levels.offer(sdk)
-        # What can be reloaded may have anything later, and the handlers cannot be taken away.
+        # A later program may have resources, prompts or tasks, and handlers cannot be removed.
         offer_resources(sdk, catalogue, middleware.serve, clients.subscriptions, always=self._reloads)
         offer_prompts(sdk, catalogue, middleware.serve, always=self._reloads)
         middleware.tasks.offer(sdk, always=self._reloads)

@@ -15,7 +15,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 from ..core.catalogue import Catalogue
+from ..core.clocks import WallTime
 from ..core.errors import Failure
+from ..core.value_types import value
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import Target, learn, learn_files
 from ..process.clock import wall_time
@@ -27,10 +29,20 @@ LOOK_EVERY_S = 0.3
 # Python recognises a changed file by the second of its change, and editors write several files one after the other.
 SETTLED_MS = 1_000
 SETTLES_WITHIN_S = 10.0  # with files that a program writes all the time, or a clock that is wrong
+# For an import that itself writes one of the files. A longer one is given up where they change.
+IMPORTED_WITHIN_S = 2.0
 MOST_FORMER = 3  # replaced programs with calls that have not ended; those of a further one are stopped
 
 Marks = dict[str, tuple[int, int] | None]
 Connect = Callable[[Catalogue, Runtime], Dispatcher]
+
+
+@value
+class _Loaded:
+    """An imported program whose workers are up."""
+
+    dispatcher: Dispatcher
+    files: list[str]
 
 
 class Reloader:
@@ -38,13 +50,15 @@ class Reloader:
         self,
         target: Target,
         server: McpServer,
+        since: WallTime,
         begin: Callable[[], Runtime],
         connect: Connect,
         say: Callable[[str], None],
     ) -> None:
-        """Prepare. `begin` makes the runtime of a program, and `connect` makes its commands callable."""
+        """Prepare. `since` is before the first import, `begin` makes the runtime of a program, and `connect` makes its
+        commands callable."""
         self._target, self._server, self._say = target, server, say
-        self._begin, self._connect = begin, connect
+        self._since, self._begin, self._connect = since, begin, connect
         self._files: list[str] = []
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -52,7 +66,11 @@ class Reloader:
     async def watching(self) -> AsyncIterator[None]:
         """Reload until this is left."""
         self._files = await learn_files(self._server.dispatcher.runtime, self._target)
-        watching = asyncio.create_task(self._watch(read_marks(self._files)))
+        marks = read_marks(self._files)
+        for file, mark in marks.items():
+            if mark is not None and mark[0] // 1_000_000 >= self._since.ms:
+                marks[file] = None  # edited while the server started, perhaps after the import
+        watching = asyncio.create_task(self._watch(marks))
         try:
             yield
         finally:
@@ -67,11 +85,31 @@ class Reloader:
             if read_marks(marks) == marks:
                 continue
             marks = await self._settled(list(marks))
-            if await self._reload():
+            loaded = await self._load_while(marks)
+            if loaded is None:
+                continue
+            if isinstance(loaded, _Loaded):
+                await self._replace_by(loaded)
                 files = self._files
             else:  # the mistake may be in a file that was not imported before
+                self._say(f"{self._target} stays as it was: {loaded}")
                 files = sorted({*self._files, *_beside(self._files)})
             marks = {**read_marks(files), **{file: marks[file] for file in files if file in marks}}
+
+    async def _load_while(self, marks: Marks) -> _Loaded | str | None:
+        """Import the program in other processes. Return it, or the reason why that failed.
+
+        None if the files change meanwhile: an import that hangs must not keep the author waiting.
+        """
+        loading = asyncio.create_task(self._load())
+        try:
+            await asyncio.wait([loading], timeout=IMPORTED_WITHIN_S)
+            while not loading.done() and read_marks(marks) == marks:
+                await asyncio.wait([loading], timeout=LOOK_EVERY_S)
+        finally:
+            loading.cancel()
+            await asyncio.wait([loading])  # bounded by the closing of its runtime
+        return None if loading.cancelled() else loading.result()
 
     async def _settled(self, files: Iterable[str]) -> Marks:
         """Wait until the files stay as they are, and return their marks."""
@@ -83,24 +121,27 @@ class Reloader:
                     await asyncio.sleep(LOOK_EVERY_S)
         return marks
 
-    async def _reload(self) -> bool:
+    async def _load(self) -> _Loaded | str:
         runtime = self._begin()
-        await runtime.__aenter__()
         try:
+            await runtime.__aenter__()
             catalogue = await learn(runtime, self._target)
             files = await learn_files(runtime, self._target)
             dispatcher = self._connect(catalogue, runtime)
             await runtime.warm_up()
         except BaseException as error:
             await runtime.close()
-            if not isinstance(error, Failure):
+            if not isinstance(error, Exception):
                 raise
-            self._say(f"{self._target} stays as it was: {error.code}: {error}")
-            return False
+            return f"{error.code if isinstance(error, Failure) else type(error).__name__}: {error}"
+        return _Loaded(dispatcher, files)
+
+    async def _replace_by(self, loaded: _Loaded) -> None:
         before = self._server.middleware
-        changed = await self._server.use(dispatcher)
-        self._files = files
-        rebuilt = "; its state is opened anew" if any(spec.uses_state for spec in catalogue.everything) else ""
+        changed = await self._server.use(loaded.dispatcher)
+        self._files = loaded.files
+        uses_state = any(spec.uses_state for spec in loaded.dispatcher.catalogue.everything)
+        rebuilt = "; its state is opened anew" if uses_state else ""
         self._say(f"reloaded {self._target}; changed lists: {', '.join(changed) or 'none'}{rebuilt}")
         retiring = asyncio.create_task(self._retire(before))
         self._retiring.add(retiring)
@@ -108,7 +149,6 @@ class Reloader:
         for former in self._server.former[:-MOST_FORMER]:
             former.stop("a reload")
             await former.dispatcher.runtime.close()
-        return True
 
     async def _retire(self, former: ToolCallMiddleware) -> None:
         """Close the processes of a replaced program once its calls have ended."""

@@ -160,7 +160,8 @@ def describe_failure(envelope: Envelope) -> str:
             sentences.append(f"To cancel: {data['cancel_command']}")
     else:
         sentences += [*_losses(envelope), *_own_suggestion(error), _advise(envelope)]
-    return ". ".join(sentence[:1].upper() + sentence[1:].rstrip(".") for sentence in sentences) + "."
+    ended = (sentence if sentence.endswith("?") else sentence.rstrip(".") + "." for sentence in sentences)
+    return " ".join(sentence[:1].upper() + sentence[1:] for sentence in ended)
 
 
 def _own_suggestion(error: dict[str, Any]) -> list[str]:

@@ -101,6 +101,14 @@ async def ask_in_shared(ctx: Context) -> str:
     return str((await ctx.ask("Your name?")).data)
 
 
+@app.command(mutates=False, timeout="500ms")
+def ask_late(ctx: Context) -> str:
+    """Ask a moment before the timeout."""
+    while (ctx.remaining_ms() or 0) > 20:
+        time.sleep(0.001)
+    return str(ctx.ask("Your name?").data)
+
+
 @app.command(mutates=False)
 def ask_with_pid(folder: str, ctx: Context) -> str:
     """Write the pid of this process, and ask."""
