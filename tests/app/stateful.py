@@ -171,6 +171,15 @@ def sleeps_in_c(seconds: float) -> None:
 
 
 @app.command(isolation="shared")
+async def rests_in_a_pool(seconds: float) -> None:
+    def rest() -> None:
+        time.sleep(seconds)
+        note("rested")
+
+    await asyncio.to_thread(rest)
+
+
+@app.command(isolation="shared")
 def spins() -> None:
     while True:
         pass

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -286,6 +287,44 @@ def test_a_call_keeps_the_state_with_which_it_began(folder: Path) -> None:
             ends.touch()
             answer = await running
             assert answer.ok and len(answer.value) == 1, answer.to_dict()
+
+    run(scenario())
+
+
+@contextlib.contextmanager
+def hangs_in_a_thread() -> Iterator[None]:
+    folder = Path(os.environ["STATEFUL_FOLDER"])
+    with (folder / "log").open("a") as log:
+        log.write("opening\n")
+    while not (folder / "released").exists():
+        time.sleep(0.005)
+    yield
+
+
+hung_app = App("hung-lifespan", lifespan=hangs_in_a_thread)
+
+
+@hung_app.command
+def reads(ctx: Context[None]) -> None:
+    assert ctx.state is None
+
+
+@pytest.mark.slow
+def test_openings_that_hang_in_threads_do_not_pile_up(folder: Path) -> None:
+    async def scenario() -> None:
+        async with hung_app as app:
+            for _ in range(100):  # the first ones may wait for the process
+                answer = await app.call_with("reads", {}, timeout="100ms")
+                assert answer.ending == "not_started", answer.to_dict()
+                if answer.code == "LIFESPAN_FAILED":
+                    break
+            assert "4 openings that were given up still run" in str(answer.error)
+            assert events(folder) == ["opening"] * 4
+            (folder / "released").touch()
+            for _ in range(100):  # until the threads have ended
+                if (after := await app.call("reads")).ok:
+                    break
+            assert after.ok, after.to_dict()
 
     run(scenario())
 

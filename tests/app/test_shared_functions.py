@@ -87,6 +87,20 @@ def test_at_its_limit_one_that_looks_or_reports_or_waits_ends_and_the_process_st
     run(scenario())
 
 
+def test_an_async_one_is_cancelled_only_when_its_threads_of_a_pool_have_ended(folder: Path) -> None:
+    async def scenario() -> None:
+        async with app:
+            pid = (await app.call("beside")).value
+            rested = await app.call_with("rests_in_a_pool", {"seconds": 0.3}, timeout="100ms")
+            assert (rested.code, rested.ending, rested.warnings) == ("TIMEOUT", "cancelled", []), rested.to_dict()
+            assert events(folder) == ["rested"] and (await app.call("beside")).value == pid
+            hung = await app.call_with("rests_in_a_pool", {"seconds": 60}, timeout="100ms")
+            assert (hung.ending, codes(hung)) == ("killed", ["HOST_REPLACED"]), hung.to_dict()
+            assert (await app.call("beside")).value != pid
+
+    run(scenario())
+
+
 def test_its_async_dependencies_are_closed_also_if_it_returns_after_it_was_stopped(folder: Path) -> None:
     async def scenario() -> None:
         async with app:
@@ -150,8 +164,10 @@ def test_a_process_that_its_thread_starts_is_killed_with_the_call_and_kept_where
         async with app:
             await app.call("beside")  # the process is up
             pid_file = tmp_path / "pid"
+            shared = (await app.call("beside")).value
             stopped = await app.call_with("starts", {"seconds": 60, "pid_file": str(pid_file)}, timeout="900ms")
-            assert (stopped.code, stopped.meta["survivors"]) == ("TIMEOUT", [])
+            assert (stopped.code, stopped.ending, stopped.meta["survivors"]) == ("TIMEOUT", "cancelled", [])
+            assert (await app.call("beside")).value == shared, "it waited for the process, which was stopped first"
             assert not is_running(int(pid_file.read_text()))
             kept = await app.call("starts", seconds=0, pid_file=str(pid_file))
             pid = int(pid_file.read_text())

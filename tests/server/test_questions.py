@@ -16,6 +16,7 @@ from mcp_types import ElicitResult
 
 from shotclock import testing
 from shotclock.core.clocks import WallTime
+from shotclock.core.envelope import ENVELOPE_KEY
 from shotclock.inbox.access import Access, Principal, Role
 from shotclock.server import paused_calls
 from shotclock.store.store import Store
@@ -66,6 +67,12 @@ def shake_hands(process: Any, capabilities: dict[str, Any]) -> None:
     send(process, {"method": "notifications/initialized"})
 
 
+def in_flight(address: str) -> int:
+    connection = http.client.HTTPConnection(address, timeout=NO_ANSWER_S)
+    connection.request("GET", "/health")
+    return int(json.loads(connection.getresponse().read())["in_flight"])
+
+
 def busy_worker(folder: Path) -> int:
     """The worker that wrote its pid into the folder."""
     eventually(lambda: (folder / "pid").exists(), within=NO_ANSWER_S)
@@ -102,11 +109,6 @@ def test_an_open_question_of_a_client_that_drops_the_connection_ends_with_its_se
             connection.request("POST", "/mcp", json.dumps({"jsonrpc": "2.0", **message}), headers)
             return connection, connection.getresponse()
 
-        def in_flight() -> int:
-            connection = http.client.HTTPConnection(address, timeout=NO_ANSWER_S)
-            connection.request("GET", "/health")
-            return int(json.loads(connection.getresponse().read())["in_flight"])
-
         info = {"name": "raw", "version": "1"}
         hello = {"protocolVersion": "2025-11-25", "capabilities": {"elicitation": {}}, "clientInfo": info}
         connection, answer = post({"id": 0, "method": "initialize", "params": hello})
@@ -120,11 +122,11 @@ def test_an_open_question_of_a_client_that_drops_the_connection_ends_with_its_se
             pass
         answer.close()
         connection.close()
-        assert in_flight() == 1  # an older client may come back to its session
+        assert in_flight(address) == 1  # an older client may come back to its session
         connection = http.client.HTTPConnection(address, timeout=NO_ANSWER_S)
         connection.request("DELETE", "/mcp", headers=headers)
         assert connection.getresponse().status == 200
-        eventually(lambda: in_flight() == 0, within=ENDED_WITHIN_S)
+        eventually(lambda: in_flight(address) == 0, within=ENDED_WITHIN_S)
 
 
 # --- a function that dies -------------------------------------------------------------------------
@@ -257,6 +259,28 @@ def test_a_flood_of_messages_for_a_client_that_does_not_read_is_bounded_and_coun
         assert message["result"]["structuredContent"] == {"result": "flooded"}
         assert seen + dropped == count and dropped, (seen, dropped)
         assert most - before < MOST_HELD_BYTES
+
+
+def test_each_message_that_a_client_over_http_has_not_read_is_counted() -> None:
+    meta = {**ENVELOPED, "io.modelcontextprotocol/logLevel": "info"}
+    params = {"name": "flood", "arguments": {"messages": 30_000}, "_meta": meta}
+    headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    headers |= {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": "flood"}
+    with http_server(target=TARGET) as (url, _):
+        address = url.removeprefix("http://").removesuffix("/mcp")
+        connection = http.client.HTTPConnection(address, timeout=NO_ANSWER_S)
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+        connection.request("POST", "/mcp", json.dumps(request), headers)
+        response = connection.getresponse()
+        eventually(lambda: in_flight(address) == 0, within=NO_ANSWER_S)  # nothing is read meanwhile
+        lines = [json.loads(line[6:]) for line in response.read().splitlines() if line.startswith(b"data: {")]
+        connection.close()
+    texts = [line["params"]["data"] for line in lines if "method" in line]
+    seen = sum("x" in text for text in texts)
+    noted = sum(int(text.split()[0]) for text in texts if text.endswith("the client reads slowly"))
+    warnings = lines[-1]["result"]["_meta"][ENVELOPE_KEY]["warnings"]
+    unread = sum(each["context"]["unread"] for each in warnings if each["code"] == "LOG_INCOMPLETE")
+    assert seen + noted + unread == 30_000 > seen, (seen, noted, unread)
 
 
 def test_a_client_of_the_2026_revision_without_a_level_gets_no_messages() -> None:

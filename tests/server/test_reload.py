@@ -124,10 +124,10 @@ def test_later_calls_have_the_new_program_and_older_clients_are_informed(tmp_pat
             for worker in workers:
                 await has_gone(worker)
             # An import that hangs is given up when the author edits again.
-            processes = len(server.children(recursive=True))
-            author.write("wording.py", "import time; time.sleep(600)")
+            importing = tmp_path / "importing"
+            author.write("wording.py", f"import time; open({str(importing)!r}, 'w').close(); time.sleep(600)")
             async with asyncio.timeout(NO_ANSWER_S):
-                while len(server.children(recursive=True)) <= processes:
+                while not importing.exists():
                     await asyncio.sleep(0.02)
             author.write("wording.py", 'VERSION = "third"')
             await until(client, "version", "third")

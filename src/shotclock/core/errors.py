@@ -351,6 +351,7 @@ _WARNINGS: dict[str, str] = {
     "LOOP_CAP": "A step sent the run back too often; the run continues without it.",
     "REPLAYED": "This call was answered before; nothing ran again.",
     "RESULT_CHANGED": "Part of the result was converted for JSON; context.changes lists the places.",
+    "LOG_INCOMPLETE": "The client read slowly and did not get all log messages of the call.",
     "DEADLINE_UNREADABLE": "An inherited deadline could not be read and was not used.",
 }
 

@@ -39,6 +39,8 @@ from .environment import CALL_VARIABLE, OVERTIME_VARIABLE
 from .kill import kill_below, signal_process
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from typing_extensions import TypeVar
 
     S = TypeVar("S", default=Any)
@@ -430,6 +432,7 @@ def run_beside(loop: asyncio.AbstractEventLoop, work: Callable[[], list[int]], t
 
 
 _started: weakref.WeakKeyDictionary[Scope, StartedProcesses] = weakref.WeakKeyDictionary()
+_submitted: weakref.WeakKeyDictionary[Scope, set[Future[Any]]] = weakref.WeakKeyDictionary()
 _listener: Callable[[StartedProcesses, int], None] | None = None
 _is_watching = False
 
@@ -482,11 +485,21 @@ def _submit_in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `submit` to run the work in the context of the call: a pool's threads belong to no call."""
 
     def submit_for_call(pool: Any, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-        if current_scope.get() is None:
+        scope = current_scope.get()
+        if scope is None:
             return submit(pool, work, *arguments, **named)
-        return submit(pool, copy_context().run, work, *arguments, **named)
+        submitted = submit(pool, copy_context().run, work, *arguments, **named)
+        running = _submitted.setdefault(scope, set())
+        running.add(submitted)
+        submitted.add_done_callback(running.discard)
+        return submitted
 
     return submit_for_call
+
+
+def work_in_pools(scope: Scope) -> list[Future[Any]]:
+    """Return the work of a call that runs in threads of pools: a cancellation does not end it."""
+    return list(_submitted.get(scope, ()))
 
 
 def _note_starts(start: Callable[..., int], environment_at: int | None) -> Callable[..., int]:

@@ -22,6 +22,9 @@ from ..core.clocks import format_duration
 from ..core.errors import Failure
 from ..core.value_types import entity
 
+# Openings that were given up and run on: a thread cannot be stopped. With so many, no further one is begun.
+MOST_GIVEN_UP = 4
+
 Manager = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 NoteRunning = Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
 """Wraps a coroutine: says in the shared memory when its code holds the loop."""
@@ -83,6 +86,8 @@ class HeldState:
         self._note_running = note_running
         self._context = context
         self._life: _Life | None = None
+        self._given_up: list[_Life] = []
+        """Those that still run."""
         self._was_open = False
 
     @property
@@ -100,6 +105,10 @@ class HeldState:
         An opening for which no call waits any more is stopped.
         """
         if self._life is None or self._life.is_over:
+            self._given_up = [each for each in (*self._given_up, self._life) if each is not None and each.is_running]
+            if len(self._given_up) >= MOST_GIVEN_UP:
+                advice = "give what they wait for a time limit of its own"
+                raise NotOpened(f"{MOST_GIVEN_UP} openings that were given up still run: {advice}")
             why_again = "the lifespan had ended by itself" if self._was_open else ""
             self._life = _Life(self._lifespan, self._note_running, self._context.copy(), why_again)
         life = self._life
@@ -133,6 +142,7 @@ class _Life:
         self.waiting = 0
         self.is_over = False
         """It has ended, or is given up: the next call opens another one."""
+        self._is_in_thread = False
         self._closing, self._thread_closing = asyncio.Event(), threading.Event()
         self._task = self._loop.create_task(note_running(self._live()), context=context)
         limit_ms = lifespan.limit_ms
@@ -144,6 +154,11 @@ class _Life:
     def is_open(self) -> bool:
         return self.opened.done() and not self.is_over
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether the author's code has not ended, also where it was given up."""
+        return self._is_in_thread or not self._task.done()
+
     async def _live(self) -> None:
         try:
             manager = self._lifespan.make_manager()
@@ -152,6 +167,7 @@ class _Life:
                     self._offer(state)
                     await self._closing.wait()  # unbounded on purpose: as long as its process
             else:
+                self._is_in_thread = True
                 await run_in_thread(partial(self._live_in_thread, manager), "shotclock-lifespan")
         except BaseException as error:  # an exit of the author's code must not end the loop
             self._note_end(error)
@@ -159,9 +175,12 @@ class _Life:
             self._note_end(None)
 
     def _live_in_thread(self, manager: AbstractContextManager[Any]) -> None:
-        with manager as state:
-            self._loop.call_soon_threadsafe(self._offer, state)
-            self._thread_closing.wait()  # unbounded on purpose: as long as its process
+        try:
+            with manager as state:
+                self._loop.call_soon_threadsafe(self._offer, state)
+                self._thread_closing.wait()  # unbounded on purpose: as long as its process
+        finally:
+            self._is_in_thread = False
 
     def _offer(self, state: object) -> None:
         if not self.opened.done():

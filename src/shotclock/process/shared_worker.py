@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ..core.errors import Failure
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
-from .context import Scope, StartedProcesses, Stopped, current_scope, watch
+from .context import Scope, StartedProcesses, Stopped, current_scope, watch, work_in_pools
 from .lifespan import HeldState, Lifespan, NotOpened, run_in_thread
 from .messages import (
     BEGUN,
@@ -211,6 +211,7 @@ class SharedCall(RunningCall):
     _has_replied = False
     _is_in_thread = False
     """It is a sync function. Its task waits for the thread, and is not cancelled."""
+    _is_stopped = False
     _owes_stop = False
     """A sync function is to be stopped, and has not noticed: the next use of its context raises Stopped, once."""
     _state: tuple[Any] | None = None
@@ -252,7 +253,7 @@ class SharedCall(RunningCall):
 
     def stop(self) -> None:
         """Cancel an async function; ask a sync one, by `ctx.stopping` and by Stopped where it uses its context."""
-        self.stopping = True
+        self.stopping = self._is_stopped = True
         if not self._is_in_thread:
             self.task.cancel()
             return
@@ -315,12 +316,20 @@ class SharedCall(RunningCall):
         if os.getpid() != self._worker.pid:  # the handler forked and came back twice; its caller waits for one answer
             os._exit(0)
         finished_ns = self._finished_ns or monotonic_ns()
+        if self._is_stopped:
+            await self._until_pools_end(scope)
         self._has_replied = True
         try:
             self._worker.send(Done(self.number, *reply, [], finished_ns))
         except (ValueError, OverflowError) as error:  # gigabytes
             why = f"the result cannot be sent: {error}"
             self._worker.send(Done(self.number, "unserializable", why, [], finished_ns))
+
+    async def _until_pools_end(self, scope: Scope) -> None:
+        """Wait for the threads of `asyncio.to_thread` and the like, which a cancellation does not stop."""
+        while left := work_in_pools(scope):  # bounded by the runtime, which kills this process
+            with contextlib.suppress(asyncio.CancelledError):  # of other code
+                await asyncio.wait(list(map(asyncio.wrap_future, left)))
 
     async def _perform(self) -> Reply:
         try:

@@ -33,6 +33,7 @@ from ..process.context import (
     Scope,
     StartedProcesses,
     Survivors,
+    Then,
     context_class,
     current_scope,
     give_up_started,
@@ -473,6 +474,7 @@ class ProcessCall(HandlerWork):
         worker.stop(self, why)
         if worker.is_shared:
             self._arm(self.overdue_ns)
+            self._stop_started(lambda survivors: None)  # a thread may wait for them
 
     @property
     def overdue_ns(self) -> int:
@@ -545,6 +547,14 @@ class ProcessCall(HandlerWork):
         if self.started is None:
             self.started = StartedProcesses(mark)
         self.started.add(pid)
+        if self.is_stopping:
+            self._stop_started(lambda survivors: None)
+
+    def _stop_started(self, then: Then) -> None:
+        """Stop the processes of the call within its grace, and call `then` with the survivors."""
+        if self.started:
+            left_ns = max(0, self.overdue_ns - MARGIN_NS - monotonic_ns())
+            self.started.stop_beside(self._loop, then, grace_ns=left_ns)
 
     def take_shared_result(self, done: Done) -> None:
         """Take the answer of the shared process, once the call's processes are stopped or listed."""
@@ -555,8 +565,7 @@ class ProcessCall(HandlerWork):
         elif not self.is_stopping:  # the handler may keep them for later calls, as it keeps what is in memory
             run_beside(self._loop, self.started.alive, settle)
         else:
-            left_ns = max(0, self.overdue_ns - MARGIN_NS - monotonic_ns())
-            self.started.stop_beside(self._loop, settle, grace_ns=left_ns)
+            self._stop_started(settle)
 
     def _settle(self, done: Done, survivors: Survivors) -> None:
         """Choose between the result and the limit. A result before the deadline counts, even if it came later."""

@@ -134,6 +134,11 @@ class ClientLink:
         if self.progress is not None:
             await self.progress.finish()
 
+    @property
+    def unread(self) -> int:
+        """Return how many log messages the client has not got, and does not get once this is abandoned."""
+        return self._dropped + len(self._unsent)
+
     def abandon(self) -> None:
         """Send nothing more: the request has its answer, or the client has left."""
         self._ctx = None
@@ -164,14 +169,15 @@ class ClientLink:
     async def _send(self, ctx: Context) -> None:
         try:
             with suppress(Exception):  # the client has left
-                while self._unsent:
-                    level, message, logger = self._unsent[0]
+                while self._unsent or self._dropped:
+                    lost = 0 if self._unsent else self._dropped
+                    note = "warning", f"{lost} messages were dropped: the client reads slowly", None
+                    level, message, logger = note if lost else self._unsent[0]
                     params = LoggingMessageNotificationParams(level=level, data=message, logger=logger)  # type: ignore[arg-type]
                     await ctx.session.send_notification(LoggingMessageNotification(params=params), ctx.request_id)
-                    self._unsent.popleft()
-                    if self._dropped and not self._unsent:
-                        lost, self._dropped = self._dropped, 0
-                        self._unsent.append(("warning", f"{lost} messages were dropped: the client reads slowly", None))
+                    self._dropped -= lost
+                    if not lost:
+                        self._unsent.popleft()
         finally:
             self._sending = None
 

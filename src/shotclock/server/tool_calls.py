@@ -225,6 +225,7 @@ class ToolCallMiddleware:
             else:
                 answered = await self._elicit(ctx, request, decider)
             await request.link.detach()
+            unread = request.link.unread
         except asyncio.CancelledError:
             self.counts.cancelled += 1
             raise
@@ -233,8 +234,11 @@ class ToolCallMiddleware:
             if self.counts.idle is not None and not self.counts.in_flight:
                 self.counts.idle.set()
             request.link.abandon()
-        if request_meta.unreadable is not None and isinstance(answered, Envelope):
-            answered.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
+        if isinstance(answered, Envelope):
+            if request_meta.unreadable is not None:
+                answered.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
+            if unread:
+                answered.warnings.append(warning("LOG_INCOMPLETE", unread=unread))
         return answered
 
     def _may_ask(self, name: str) -> bool:

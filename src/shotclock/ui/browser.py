@@ -185,12 +185,16 @@ class BrowserDevice:
             raise Failure("DEVICE_LOST", "the browser is gone")
         tab = self._tabs.active
         if tab is not None and tab.session is not None:
+            # If no script runs, the next one is ended, perhaps one of Playwright's that it needs for ever.
+            ends_script = [True] if tab.leaving is None else [False, True]
             self._stop_loading(tab)
-            self._tabs.later(tab.session.send("Runtime.terminateExecution"))
-            with contextlib.suppress(Failure):
-                place = await self.look(TERMINATE_MS)
-                self._tabs.forget_dialogs()  # they belong to the stopped script, not to the next step
-                return place
+            for ends in ends_script:
+                if ends:
+                    self._tabs.later(tab.session.send("Runtime.terminateExecution"))
+                with contextlib.suppress(Failure):
+                    place = await self.look(TERMINATE_MS)
+                    self._tabs.forget_dialogs()  # they belong to the stopped script, not to the next step
+                    return place
         if not self._is_own:
             raise Failure("DEVICE_LOST", "the page does not answer, and an attached app's page is never replaced")
         async with self._explained("recover", within_ms, "DEVICE_LOST"):
