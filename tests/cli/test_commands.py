@@ -61,7 +61,7 @@ def test_no_verb_is_a_mistake_with_the_usage_on_stderr(shotclock: Any, on_termin
     assert ran.stderr.startswith(b"Usage: shotclock inbox VERB")
     seen = on_terminal("inbox", streams=("stdout",))
     assert (seen.code, seen.screen) == (2, "")
-    assert seen.stderr.startswith(ran.stderr) and b"no verb; there are list, " in seen.stderr
+    assert seen.stderr.startswith(ran.stderr) and b"missing VERB; there are list, " in seen.stderr
 
 
 # --- refusals -------------------------------------------------------------------------------------

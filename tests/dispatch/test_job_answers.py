@@ -377,9 +377,7 @@ def test_a_place_that_a_cancelled_call_got_is_given_back(store: Store, monkeypat
 
 def test_a_key_that_a_cancelled_call_got_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     async def scenario() -> tuple[Envelope | None, Envelope]:
-        async with app:
-            dispatcher = app._running
-            assert dispatcher is not None
+        async with app.dispatcher() as dispatcher:
             keys = dispatcher.store().idempotency
             gate = Gate(keys.begin)
             request = CallRequest("charge", {"folder": str(tmp_path)}, idempotency_key="k")
@@ -402,9 +400,7 @@ def test_a_call_that_is_cancelled_while_its_job_starts_is_detached(
 
     async def scenario() -> Envelope | None:
         monkeypatch.setattr(JobClient, "start_or_attach", gate)
-        async with app:
-            dispatcher = app._running
-            assert dispatcher is not None
+        async with app.dispatcher() as dispatcher:
             call = dispatcher.begin(CallRequest("long", {"folder": str(tmp_path)}))
             await gate.cancel(asyncio.ensure_future(dispatcher.carry_out(call)))
             return call.cancellation.envelope
