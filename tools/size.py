@@ -131,14 +131,16 @@ def measurements() -> list[tuple[str, float, float]]:
     # The limits of 0.2 were 52,000 lines, 170 files, 75,000 words and 1,000 times `Any`. Capabilities since then raised
     # them by their lines: waiting for input, `run` and `timeout` 1,800; background commands 2,100; `shotclock-sh` 550;
     # `agent` 1,400; `serve shell` 1,150; `wrap` with its policy and log 5,200, over HTTP 3,700, several servers 2,200,
-    # its installation, the page and traces 1,700; content, resources and prompts 1,450; the kit for authors 1,900.
+    # its installation, the page and traces 1,700; content, resources and prompts 1,450; the kit for authors 1,900;
+    # questions, tasks and authorisation 2,300, reloading 400; state and sync functions that share it 1,200; a tool for
+    # each UI action, tabs, dialogs and frames 1,000; FastMCP's words 250. Rules R29c and R74 to R76 are new in design.md.
     return [
-        ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 76_500),
-        ("files in src", len(files), 290),
-        ("words of docstrings, comments and messages", word_count(source_texts), 110_000),
+        ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 80_500),
+        ("files in src", len(files), 312),
+        ("words of docstrings, comments and messages", word_count(source_texts), 118_500),
         ("clauses for nouns per 1,000 words, src", clauses_per_thousand(source_texts), 1.5),
         ("clauses for nouns per 1,000 words, docs and README", clauses_per_thousand(docs_texts), 1.5),
-        ("imports inside functions", sum(map(inner_imports, trees.values())), 175),
+        ("imports inside functions", sum(map(inner_imports, trees.values())), 188),
         ("class names used in more than one module", sum(len(paths) > 1 for paths in modules_of_class.values()), 4),
         ("fields of Call", call_fields(trees), 18),
         (
@@ -146,9 +148,9 @@ def measurements() -> list[tuple[str, float, float]]:
             sum(isinstance(node, Function) and parameter_count(node) > 9 for node in nodes),
             3,
         ),
-        ("Any", sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes), 1_200),
+        ("Any", sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes), 1_460),
         ("asserts", sum(isinstance(node, ast.Assert) for node in nodes), 40),
-        ("words of docs/design.md", len((ROOT / "docs/design.md").read_text().split()), 5_000),
+        ("words of docs/design.md", len((ROOT / "docs/design.md").read_text().split()), 5_350),
     ]
 
 

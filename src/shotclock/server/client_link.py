@@ -56,7 +56,7 @@ FIRST_LEVEL = "info"  # of an older client that has set none
 PAUSABLE = frozenset({"tools/call", "prompts/get", "resources/read"})
 
 
-class Kind(NamedTuple):
+class QuestionKind(NamedTuple):
     """One kind of request to a client."""
 
     request: type[Any]
@@ -64,9 +64,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "elicitation/create": Kind(ElicitRequest, ElicitResult),
-    "sampling/createMessage": Kind(CreateMessageRequest, CreateMessageResult),
-    "roots/list": Kind(ListRootsRequest, ListRootsResult),
+    "elicitation/create": QuestionKind(ElicitRequest, ElicitResult),
+    "sampling/createMessage": QuestionKind(CreateMessageRequest, CreateMessageResult),
+    "roots/list": QuestionKind(ListRootsRequest, ListRootsResult),
 }
 
 
