@@ -133,7 +133,8 @@ def measurements() -> list[tuple[str, float, float]]:
     # `agent` 1,400; `serve shell` 1,150; `wrap` with its policy and log 5,200, over HTTP 3,700, several servers 2,200,
     # its installation, the page and traces 1,700; content, resources and prompts 1,450; the kit for authors 1,900;
     # questions, tasks and authorisation 2,300, reloading 400; state and sync functions that share it 1,200; a tool for
-    # each UI action, tabs, dialogs and frames 1,000; FastMCP's words 250. Rules R29c and R74 to R76 are new in design.md.
+    # each UI action, tabs, dialogs and frames 1,000; FastMCP's words 250. design.md has the
+    # new rules R29c and R74 to R76.
     return [
         ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 80_500),
         ("files in src", len(files), 312),
