@@ -64,12 +64,12 @@ def log_command(prefix: str, tool: Tool = OURSELVES) -> Subcommand:
     command = replace(COMMAND, run=partial(_run, tool))
 
     def main(words: list[str]) -> int:
-        return run_subcommand(prefix, command, [long for word in words for long in _spell_out(word)], tool=tool)
+        return run_subcommand(prefix, command, [long for word in words for long in spell_out(word)], tool=tool)
 
     return replace(command, main=main)
 
 
-def _spell_out(word: str) -> list[str]:
+def spell_out(word: str) -> list[str]:
     if word == "-f":
         return ["--follow"]
     if (match := re.fullmatch(r"-n=?(\d*)", word, re.ASCII)) is not None:

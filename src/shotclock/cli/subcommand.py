@@ -347,6 +347,7 @@ MODULES = {
     "check": ("workflow_files", "Check a workflow file: its shape, its dependencies and its timeouts."),
     "plan": ("workflow_files", "Show the order, the timeouts and the critical path of a workflow. Nothing runs."),
     "schema": ("workflow_files", "Print the JSON Schema of workflow files, for editors."),
+    "logs": ("logs", "Print what the steps of a run print, while it runs and afterwards."),
     "report": ("report", "Report a run step by step; without an id, list the last runs."),
     "agent": ("agent", "Put shotclock in front of every command of a coding agent, or take it away."),
     "new": ("new_tool", "Write a new tool: a package with a command line, an MCP server and tests."),

@@ -326,6 +326,21 @@ class Redaction:
             text = re.sub(_BREAK.join(map(re.escape, written)), HIDDEN, text)
         return text
 
+    def find_unfinished(self, text: str) -> int:
+        """Return where a secret may begin that the text does not yet hold whole: its length if there is none."""
+        ends = (len(text) - size for way in self._ways for size in range(1, len(way)) if text.endswith(way[:size]))
+        cut = min(ends, default=len(text))
+        while True:  # a whole secret across the cut would be halved
+            starts = (
+                start
+                for way in self._ways
+                for start in range(max(0, cut - len(way) + 1), cut)
+                if text.startswith(way, start)
+            )
+            if (first := min(starts, default=cut)) == cut:
+                return cut
+            cut = first
+
     def _broken_in(self, text: str) -> list[str]:
         """Return the secrets in the text as base64 broken over lines, also where JSON writes line ends as `\\n`."""
         # In lines of eight characters or more, one of these two parts is unbroken. Searching for them is cheap.

@@ -72,8 +72,8 @@ class Logbook:
                 return
             self.write(chunk)
 
-    def write(self, chunk: bytes) -> None:
-        """Append a piece of output. A full disk loses it, and stops nothing."""
+    def write(self, chunk: bytes) -> bool:
+        """Append a piece of output, and return whether all was written. A full disk loses it, and stops nothing."""
         now_ms = wall_time().ms
         if self._size > LOG_LIMIT:
             self._turn_page(now_ms)
@@ -85,6 +85,11 @@ class Logbook:
             self._size += written
             self._offset += written
             self._lines += chunk[:written].count(b"\n")
+            return written == len(chunk)
+        return False
+
+    def close(self) -> None:
+        os.close(self._file)
 
     def _add(self, entry: _Entry) -> None:
         with contextlib.suppress(OSError), _append(f"{self._path}.index") as file:

@@ -24,6 +24,7 @@ READ_SIZE = 256 * 1024
 PIPE_ROOM = 4096
 RELAY_HELD = 64 * 1024
 LOOKED_AT = 4096  # bytes of each stream in an observer's view of a running command
+SHOWN_HELD = 128 * 1024  # bytes of output that wait for a caller who is shown it; of more, the oldest are left out
 
 
 @value
@@ -111,11 +112,42 @@ class Capture:
             pass  # disk full: the file ends here, and its size is reported
 
 
+class ShownOutput:
+    """Captured output on its way to a caller who is shown it while the command runs."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[tuple[int, bytes]] = deque()
+        self._size = 0
+        self._left_out = [0, 0]
+        self.is_wanted = True
+        """The caller has taken all that was sent before, so a flood neither fills its socket nor waits for it."""
+
+    @property
+    def is_due(self) -> bool:
+        return self.is_wanted and bool(self._pieces)
+
+    def add(self, stream: int, chunk: bytes) -> None:
+        self._pieces.append((stream, chunk))
+        self._size += len(chunk)
+        while self._size > SHOWN_HELD and len(self._pieces) > 1:
+            oldest, dropped = self._pieces.popleft()
+            self._size -= len(dropped)
+            self._left_out[oldest - 1] += len(dropped)
+
+    def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """Return the pieces by their stream, 1 or 2, and the bytes of each stream left out before them."""
+        pieces, left_out = list(self._pieces), self._left_out
+        self._pieces.clear()
+        self._size, self._left_out, self.is_wanted = 0, [0, 0], False
+        return pieces, left_out
+
+
 class OutputPipe:
     def __init__(self, fd: int, capture: Capture | None, relay_to: int) -> None:
         self.fd = fd
         self.capture = capture
         self.relay_to = relay_to
+        self.shown: tuple[int, ShownOutput] | None = None
         self.held = bytearray()
         self.total = 0
         self.last = b""
@@ -144,6 +176,8 @@ class OutputPipe:
             return False
         if self.capture is not None:
             self.capture.add(chunk)
+            if self.shown is not None:
+                self.shown[1].add(self.shown[0], chunk)
         else:
             self.held += chunk
             self.total += len(chunk)
@@ -260,6 +294,7 @@ class CommandTask:
     shares_group: bool = False  # with the caller, who has the terminal; otherwise it has a session and group of its own
     timeout_signal: int = int(signal.SIGTERM)
     tells_signals: bool = False  # by `News.SIGNALLED`
+    shows_output: bool = False  # by `News.OUTPUT`, beside its capture
     runners: str | None = None  # the folder of the runners of jobs, which are spared; None: nothing is
 
     def pack(self) -> dict[str, object]:
@@ -323,6 +358,8 @@ class Order:
     """The timeout is over now."""
     SUSPEND = "suspend"
     CONTINUE = "continue"
+    MORE = "more"
+    """Send the next `News.OUTPUT`."""
     AGAIN = "again"
     """Run another worker. Its descriptors come with the message."""
 
@@ -339,6 +376,9 @@ class News:
     SUSPENDED = "suspended"
     INPUT_WANTED = "input wanted"
     """The process that waits for input, as in `CommandReport.input_wanted`; again after each such wait."""
+    OUTPUT = "output"
+    """Pieces of output with their stream, 1 or 2, and the bytes of each stream that were left out before them. The next
+    one follows `Order.MORE`, and the last one the end of the command."""
     ENDED = "ended"
     """A packed `CommandReport`: the last message."""
 

@@ -31,6 +31,7 @@ from .command_task import (
     Order,
     Output,
     OutputPipe,
+    ShownOutput,
     StartFailed,
     become,
     make_private_directory,
@@ -128,6 +129,7 @@ class Supervisor:
         self._stays = False
         self._report = CommandReport()
         self._streams: list[OutputPipe] = []
+        self._shown = ShownOutput() if self._task.shows_output else None
         self._last_sign_ns = monotonic_ns()
         self._started_ns = self._task.started_ns or self._last_sign_ns
         self._kill_ns: int | None = None
@@ -217,7 +219,9 @@ class Supervisor:
         # Unbounded on purpose: without a command there is nothing to end, and the caller's socket ends the wait.
         self._control.settimeout(None)
         try:
-            return CommandTask(**self._orders.next()[0])
+            while (message := self._orders.next())[0] == Order.MORE:  # of the command before
+                pass
+            return CommandTask(**message[0])
         except ipc.Broken:
             return None
 
@@ -248,6 +252,8 @@ class Supervisor:
                 capture = Capture(task.output_limit, spill) if output is Output.CAPTURE else None
                 relay_to = os.dup(number) if output is Output.RELAY else -1
                 self._streams.append(OutputPipe(read_end, capture, relay_to))
+                if capture is not None and self._shown is not None:
+                    self._streams[-1].shown = number, self._shown
                 ends.append(write_end)
         return dict(zip((0, 1, 2) if handed else (1, 2), [*handed, *ends], strict=False))
 
@@ -359,6 +365,7 @@ class Supervisor:
             self._poll_once()
             self._reap()
             self._check_limits()
+            self._show_new_output()
         report = self._report
         if self._has_stop_file and self._task.stop_file is not None:
             with contextlib.suppress(OSError):
@@ -370,6 +377,7 @@ class Supervisor:
         if self._caller_gone:
             return
         self._read_start()
+        self._show_new_output(is_last=True)
         report.ended_ns = monotonic_ns()
         report.jobs = self._runners.jobs()
         if report.fired is None:
@@ -518,6 +526,8 @@ class Supervisor:
                 self._move_bell(bell_ns, kill_ns)
             case (Order.LOOK,):
                 self._show_output()
+            case (Order.MORE,) if self._shown is not None:
+                self._shown.is_wanted = True
             case (Order.SUSPEND,):
                 self._suspend()
             case (Order.CONTINUE,):
@@ -692,6 +702,12 @@ class Supervisor:
         ends = [stream.end() for stream in self._streams]
         *rest, stderr = [text for text, _ in ends] or [b""]
         self._send((News.LOOKED, rest[0] if rest else b"", stderr, sum(total for _, total in ends)))
+
+    def _show_new_output(self, *, is_last: bool = False) -> None:
+        if self._shown is not None and (self._shown.is_due or is_last):
+            pieces, left_out = self._shown.take()
+            if pieces or any(left_out):
+                self._send((News.OUTPUT, pieces, left_out))
 
     def _suspend(self) -> None:
         """Stop the work for Ctrl-Z. Its timeout continues to run."""

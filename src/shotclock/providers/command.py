@@ -113,6 +113,7 @@ class CommandProvider(Provider):
                     cwd=step.folder,
                     call=call,
                     stop_signal=stop_signal,
+                    on_output=step.on_output,
                 )
                 return _make_result(envelope)
             except CancelledError:

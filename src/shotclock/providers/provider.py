@@ -30,6 +30,7 @@ from ..runtime.call import Call, Outcome
 
 if TYPE_CHECKING:
     from ..inbox.inbox import Inbox
+    from ..runtime.command_runner import OnOutput
     from ..runtime.runtime import Runtime
     from .workflow import RunFile
 
@@ -368,6 +369,7 @@ class StepCall:
     used_ms: int = 0  # used by a process that died
     is_approved: bool = False
     cancelled: CancelledTry = dataclass_field(default_factory=CancelledTry)
+    on_output: OnOutput | None = None  # takes the output of a command while it runs
 
     @property
     def name(self) -> str:

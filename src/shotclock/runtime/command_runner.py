@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,8 +33,12 @@ CALL_OFF_S = 0.5  # how long to wait for a cancelled command that was not report
 STOP_ALL_S = 3.0
 MOST_SPARE = 8  # each is a small process; more than these rarely run at once for long
 
+SHOW_PAUSE_S = 0.1  # between two pieces of output that are shown: a flood costs the caller little
+
 T = TypeVar("T")
 RequestFork = Callable[[bytes, list[int]], None]
+OnOutput = Callable[[Sequence[tuple[int, bytes]], Sequence[int]], None]
+"""Takes pieces of output with their stream, 1 or 2, and the bytes of each stream that were left out before them."""
 
 
 class Patience:
@@ -92,6 +96,8 @@ class RunningCommand:
         self.looking: list[asyncio.Future[WorkView]] = []
         self.on_suspended: Callable[[], None] = lambda: None
         self.on_input_wanted: Callable[[dict[str, object]], None] = lambda wanted: None
+        self.on_output: OnOutput | None = None
+        self._asking: asyncio.TimerHandle | None = None
         self.begin()
         self.loop.add_reader(control, self._receive)
 
@@ -129,8 +135,22 @@ class RunningCommand:
         else:
             self._waiting_orders.append(order)
 
+    def show_to(self, on_output: OnOutput | None) -> None:
+        """Pass the output on while the command runs; None: no longer."""
+        self.on_output = on_output
+        if on_output is None and self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def _ask_for_more(self) -> None:
+        self._asking = None
+        if not self.ended.done():  # not an order: it changes nothing for the command after this one
+            with contextlib.suppress(ipc.Broken, BlockingIOError):
+                ipc.send(self.control, (Order.MORE,))
+
     def close(self) -> None:
         """Close the socket. The supervisor then kills the rest."""
+        self.show_to(None)
         self.loop.remove_reader(self.control)
         self.loop.remove_writer(self.control)  # its number may soon belong to another file
         self.control.close()
@@ -201,6 +221,10 @@ class RunningCommand:
                 for looking in self.looking:
                     _set_result(looking, view)
                 self.looking.clear()
+            case (News.OUTPUT, pieces, left_out):
+                if self.on_output is not None:
+                    self.on_output(pieces, left_out)
+                    self._asking = self.loop.call_later(SHOW_PAUSE_S, self._ask_for_more)
             case (News.SUSPENDED,):
                 self.on_suspended()
             case (News.INPUT_WANTED, wanted):
@@ -262,14 +286,15 @@ class Supervisors:
         self._spare: list[RunningCommand] = []
         self._closing = False
 
-    async def run(self, task: CommandTask, call: Call) -> CommandReport:
+    async def run(self, task: CommandTask, call: Call, on_output: OnOutput | None = None) -> CommandReport:
         """Run the command of a call to its end. A cancellation stops it first, and leaves the report in its work."""
+        task.shows_output = on_output is not None
         for _ in range(len(self._spare) + 1):
             with contextlib.suppress(TaskNotSent):  # the supervisor or its zygote was killed; nothing began
-                return await self._run_once(task, call)
-        return await self._run_once(task, call)
+                return await self._run_once(task, call, on_output)
+        return await self._run_once(task, call, on_output)
 
-    async def begin(self, task: CommandTask, fds: list[int]) -> RunningCommand:
+    async def begin(self, task: CommandTask, fds: list[int], on_output: OnOutput | None = None) -> RunningCommand:
         control, theirs = socket.socketpair()
         try:
             with theirs:
@@ -278,6 +303,7 @@ class Supervisors:
             control.close()
             raise
         running = RunningCommand(control)
+        running.show_to(on_output)
         await running.send_task(task)
         return running
 
@@ -299,11 +325,12 @@ class Supervisors:
         while self._spare:
             self._spare.pop().close()
 
-    async def _run_once(self, task: CommandTask, call: Call) -> CommandReport:
+    async def _run_once(self, task: CommandTask, call: Call, on_output: OnOutput | None) -> CommandReport:
         running = self._take_spare()
         if running is None:
-            running = await self.begin(task, [])
+            running = await self.begin(task, [], on_output)
         else:
+            running.show_to(on_output)
             await running.send_task(task)
         self.register(running)
         work = CommandWork(running, task, call)
@@ -322,6 +349,7 @@ class Supervisors:
         finally:
             ending.cancel()
             work.cancel_alarms()
+            running.show_to(None)
             self.running.discard(running)
             self._give_back(running)
 

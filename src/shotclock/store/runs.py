@@ -193,6 +193,12 @@ class Runs(Table):
             open_ids = _list_open_ids(transaction)
             return tuple(each for each in reversed(found) if not _is_inside_open(transaction, each.seq, open_ids))
 
+    def list_ids(self) -> tuple[tuple[int, str], ...]:
+        """Return the sequence number and the id of each run."""
+        with self._database.read() as transaction:
+            rows = transaction.execute("SELECT seq, id FROM runs")
+            return tuple((seq, decode_text(id)) for seq, id in rows)
+
     def list_open_ids(self) -> frozenset[str]:
         """Return the ids of the runs that have not ended."""
         with self._database.read() as transaction:

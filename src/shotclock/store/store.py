@@ -10,12 +10,15 @@ docs/design.md: R51.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.envelope import join_problems
@@ -34,6 +37,7 @@ from .schema import SCHEMA
 FILE_NAME = "shotclock.db"
 AUDIT_FILE_NAME = "audit.jsonl"
 JOBS_FOLDER = "jobs"
+LOGS_FOLDER = "logs"
 RUNNERS_SINCE = 12  # the version in which jobs.keeper was renamed to jobs.runner
 
 DAY_MS = 24 * 3_600_000
@@ -45,6 +49,7 @@ IN_PASSING = 200
 PAGES_IN_PASSING = 2_000
 PAUSE_MS = DAY_MS
 PAUSE_WITH_MORE_MS = 3_600_000
+LOG_NAME_LENGTH = 180  # leaves room in a file name for the number of the try, and a suffix
 _SIZE = re.compile(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
@@ -132,6 +137,8 @@ class Pruned:
     report_pages: int = 0
     """Pages that `report --open` wrote into the store's directory."""
     calls: int = 0
+    logs: int = 0
+    """Folders with the output of the steps of deleted runs."""
     is_all: bool = True
 
     def as_data(self) -> dict[str, Any]:
@@ -198,17 +205,21 @@ def prune(
     old_calls = _before(now, retention.calls_ms), retention.calls
     if dry_run:
         calls = store.calls.count_outdated(*old_calls) + store.calls.count_outdated_lost(*old_calls, is_alive)
-        return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages), calls)
+        logs = _list_logs_without_run(store, gone=frozenset(run.seq for run in runs))
+        return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages), calls, len(logs))
     is_all = limit < 0 or max(len(runs), len(proposals)) <= limit
     if not is_all:
         runs, proposals = runs[:limit], proposals[:limit]
     deleted_runs = sum(store.runs.forget(runs[at : at + AT_ONCE]) for at in range(0, len(runs), AT_ONCE))
     deleted = sum(store.proposals.forget(proposals[at : at + AT_ONCE], now) for at in range(0, len(proposals), AT_ONCE))
+    logs = _list_logs_without_run(store)
+    for log in logs:
+        shutil.rmtree(log, ignore_errors=True)
     for page in pages:
         with contextlib.suppress(OSError):
             os.unlink(page)
     calls = store.calls.forget_outdated(*old_calls) + store.calls.forget_lost(*old_calls, is_alive)
-    return Pruned(deleted_runs, sum(run.bytes for run in runs), deleted, len(pages), calls, is_all)
+    return Pruned(deleted_runs, sum(run.bytes for run in runs), deleted, len(pages), calls, len(logs), is_all)
 
 
 def prune_in_passing(
@@ -241,6 +252,7 @@ def move_aside(home: Path, now: WallTime, is_alive: Callable[[ProcessIdentity], 
         for name in (
             AUDIT_FILE_NAME,
             JOBS_FOLDER,
+            LOGS_FOLDER,
             FILE_NAME,
         ):  # the store last: while it is there, this can be repeated
             with contextlib.suppress(FileNotFoundError):
@@ -274,6 +286,24 @@ def _list_old_proposals(store: Store, before: WallTime | None) -> tuple[str, ...
     open_runs = store.runs.list_open_ids()  # first: a run that begins now has no old proposals
     old = store.proposals.list_forgettable(before)
     return tuple(id for id, key in old if key is None or not belongs_to(key, open_runs, "/."))
+
+
+def log_name(name: str) -> str:
+    """Return the name of the folder or file for the logs of this run or step."""
+    written = quote(name, safe=" []", errors="surrogatepass")
+    if len(written) <= LOG_NAME_LENGTH:
+        return written
+    return f"{written[: LOG_NAME_LENGTH - 17]}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def _list_logs_without_run(store: Store, gone: frozenset[int] = frozenset()) -> list[str]:
+    """Return the folders of logs without a run, or with one of those that will be gone."""
+    found = {}
+    with contextlib.suppress(OSError), os.scandir(store.home / LOGS_FOLDER) as entries:
+        found = {entry.name: entry.path for entry in entries}
+    # The folders first: a run that begins now is in the store before it has one.
+    kept = {log_name(id) for seq, id in store.runs.list_ids() if seq not in gone} if found else set()
+    return [path for name, path in found.items() if name not in kept]
 
 
 def _list_old_pages(store: Store, before: WallTime | None) -> list[str]:

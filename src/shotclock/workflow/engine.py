@@ -168,7 +168,7 @@ class EmbeddedEngine:
         return await asyncio.to_thread(send_order, self.store, run.holder, f"run {run.id!r}", order)
 
     async def report(self, run_id: str) -> Report:
-        run = self._find(run_id)
+        run = self.find_run(run_id)
         return report_of(run, self.store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
 
     def _get(self, run_id: str) -> StoredRun:
@@ -177,7 +177,8 @@ class EmbeddedEngine:
             raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
         return run
 
-    def _find(self, run_id: str) -> StoredRun:
+    def find_run(self, run_id: str) -> StoredRun:
+        """Return a run by its id or a unique beginning of it."""
         run = None if "\0" in run_id else self.store.runs.get(run_id)
         if run is not None:
             return run

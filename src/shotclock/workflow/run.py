@@ -55,6 +55,7 @@ from .state import (
     restore_secrets,
 )
 from .step_executor import StepExecutor
+from .step_log import OnStepOutput, RunLogs
 from .step_renderer import StepFailed, StepRenderer
 from .step_try import record_skipped_span, trace_steps
 
@@ -91,6 +92,7 @@ class RunCaller:
     budget_ms: int | None = None  # how long the caller waits once only people can continue the run
     outer: RunContext | None = None
     cleans_up: bool = True  # whether clean-up steps can run in a run that is stopped at once
+    on_output: OnStepOutput | None = None
 
 
 DEFAULT_CALLER = RunCaller()
@@ -157,6 +159,7 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
             _rename_news(outer.on_news, name),
             {**outer.environment, **inner.env},
             outer=outer,
+            on_output=_rename_output(None if outer.logs is None else outer.logs.on_output, name),
         )
         try:
             if found is None:
@@ -187,6 +190,10 @@ def _rename_changes(on_change: OnChange | None, name: str) -> OnChange | None:
 
 def _rename_news(on_news: OnNews | None, name: str) -> OnNews | None:
     return on_news and (lambda step, news: on_news(f"{name}.{step}" if step else name, news))
+
+
+def _rename_output(on_output: OnStepOutput | None, name: str) -> OnStepOutput | None:
+    return on_output and (lambda step, number, records: on_output(f"{name}.{step}", number, records))
 
 
 def _take_up(run_id: str, store: Store) -> StoredRun:
@@ -302,6 +309,7 @@ class _Run:
     began: _Beginning
     recorded: Mapping[str, StepState]
     kept_ms: int = 0
+    _logs: RunLogs | None = None
 
     async def carry_out(self) -> Envelope:
         # Every step is our child and could read our environment in /proc.
@@ -349,6 +357,8 @@ class _Run:
                 inbox, person_wait = outer.inbox, outer.person_wait
             limit_ms = self.began.budget_ms or self.call.bound.limit_ms
             self.kept_ms = kept_for_clean_up_ms(request.workflow, limit_ms)
+            redaction = redaction_for(request.workflow, environment)
+            self._logs = RunLogs(self.store.home, request.run_id, redaction, self.caller.on_output)
             yield RunContext(
                 run_id=request.run_id,
                 workflow=request.workflow,
@@ -364,11 +374,12 @@ class _Run:
                 deadlines=Deadlines(self.call.bound.bell, self.kept_ms, clean_up_steps(request.workflow)),
                 environment=environment,
                 base_env={name: value for name, value in environment.items() if not looks_secret(name)},
-                redaction=redaction_for(request.workflow, environment),
+                redaction=redaction,
                 call=self.call,
                 find_fired=self._find_fired,
                 on_change=self.caller.on_change,
                 on_news=self.caller.on_news,
+                logs=self._logs,
                 record_item=self._record_item,
             )
 
@@ -452,6 +463,9 @@ class _Run:
         is_out_of_time = context.deadlines.have_fired
         outcome = judge_run(self.call, states, data, ended_by, self._find_fired(), is_out_of_time=is_out_of_time)
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
+        if self._logs is not None and self._logs.lost:
+            notice = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
+            outcome.warnings += (notice,)
         envelope = answer(self.call, outcome)
         try:
             try:

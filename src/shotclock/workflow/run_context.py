@@ -18,6 +18,7 @@ from ..core.visible_text import Redaction
 from ..providers.provider import ForeignProposal, Providers
 from .schema import WorkflowFile
 from .state import JsonObject, StepState
+from .step_log import RunLogs
 
 if TYPE_CHECKING:
     from ..inbox.inbox import Inbox
@@ -268,5 +269,6 @@ class RunContext:
     on_news: OnNews | None = None
     wound_down: set[str] = field(default_factory=set)  # none of their items or tries begins any more
     nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
+    logs: RunLogs | None = None
     record_item: RecordItem | None = None  # None if only whole steps are recorded
     json_limit: int | None = None

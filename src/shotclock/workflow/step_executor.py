@@ -42,6 +42,7 @@ from .run_context import ParallelSlots, RunContext
 from .schema import schema_of_inputs
 from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of, explain_limit
 from .step_approval import StepApproval
+from .step_log import TryLog
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
 from .step_try import AnsweredTry, change_scope, scope_of_run, try_step
 
@@ -304,11 +305,13 @@ class StepExecutor:
     async def _try(self, work: _Work) -> AnsweredTry:
         run, step, state = self._run, work.step, work.state
         rendered = work.approved or await self.renderer.render_step(step, self._with_deadline(work))
+        log = self.open_log(step, state.id, state.attempts)
         call = self.make_call(
             work.name,
             rendered,
             self.make_clocks(step),
             work.item,
+            log,
             key=f"{state.key_in(run.run_id)}.{state.attempts}",
             run_began_at=run.began_at,
             waits=self._person_wait.waits,
@@ -340,11 +343,26 @@ class StepExecutor:
             raise
         finally:
             current_scope.reset(token)
+            if log is not None:
+                log.close()
+
+    def open_log(self, step: StepPart, name: str, number: int) -> TryLog | None:
+        """Return the log of a try, if it is that of a command."""
+        logs = self._run.logs
+        return logs.open(name, number) if logs is not None and isinstance(step, CommandStep | ToolStep) else None
 
     def make_call(
-        self, step_id: str, rendered: RenderedStep, clocks: Clocks, item: tuple[int, int], **more: Any
+        self,
+        step_id: str,
+        rendered: RenderedStep,
+        clocks: Clocks,
+        item: tuple[int, int],
+        log: TryLog | None = None,
+        **more: Any,
     ) -> StepCall:
         run, (settings, values, own_env, folder) = self._run, rendered
+        if log is not None:
+            more["on_output"] = log.take
         return StepCall(
             step_id,
             settings,
@@ -562,8 +580,13 @@ class _FileTools:
             raise Failure(failed.error["code"], str(failed)) from None
         # A tool is stopped together with its step, and has the same grace.
         clocks = replace(executor.make_clocks(step), grace_ms=executor.make_clocks(work.step).grace_ms)
-        call = executor.make_call(step_id, rendered, clocks, work.item)
-        answered = await try_step(run.providers[step.type], call, run.runtime)
+        log = executor.open_log(step, f"{work.state.id} tool {name}", work.state.attempts)
+        call = executor.make_call(step_id, rendered, clocks, work.item, log)
+        try:
+            answered = await try_step(run.providers[step.type], call, run.runtime)
+        finally:
+            if log is not None:
+                log.close()
         return answered.envelope, answered.output
 
 

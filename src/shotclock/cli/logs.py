@@ -1,0 +1,282 @@
+"""`shotclock logs`: the output of the steps of a run, as it is kept, or followed until the run ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..core.envelope import Envelope
+from ..core.errors import Ending, Failure
+from ..core.value_types import field, record, replace, value
+from ..dispatch.job_log import log_state, read_log
+from ..process.clock import pause
+from ..process.kernel import is_alive
+from ..runtime.call import Outcome
+from ..store.runs import StoredRun
+from ..store.store import Store
+from ..workflow.engine import EmbeddedEngine
+from ..workflow.state import Status, read_record
+from ..workflow.step_log import KeptLog, LogLine, list_logs, read_records
+from .job_logs import LOOK_S, spell_out
+from .output import raise_on_stop, say_line, write_quietly
+from .parser import Subcommand, argument, flag, option, whole_number
+from .subcommand import JSON, TIMEOUT_MS, Mistaken, admit_call, conclude, deliver, engine_options, run_subcommand
+
+if TYPE_CHECKING:
+    from ..temporal.connection import Address
+
+STREAMS = {1: "stdout", 2: "stderr"}
+
+
+def _read_try(text: str) -> int:
+    if (number := whole_number(text)) < 1:
+        raise ValueError("must be 1 or more")
+    return number
+
+
+@value
+class _Wanted:
+    """The logs that are asked for."""
+
+    step: str | None
+    number: int | None
+
+    def includes(self, log: KeptLog) -> bool:
+        is_step = self.step is None or log.step == self.step
+        # Its items, the steps of a nested workflow, and the tools of an agent.
+        is_part = self.step is not None and log.step.startswith(tuple(f"{self.step}{mark}" for mark in "[. "))
+        return (is_step or is_part) and self.number in (None, log.number)
+
+    def label(self, log: KeptLog) -> str:
+        """Return the beginning of its lines; empty where it is the only log that can be shown."""
+        if log.step == self.step and (self.number is not None or log.number == 1):
+            return ""
+        return label_of(log.step, 1 if self.number is not None else log.number)
+
+
+def label_of(step: str, number: int) -> str:
+    return f"{step} | " if number == 1 else f"{step} (try {number}) | "
+
+
+class LineWriter:
+    """Text of the lines of several logs, each behind its label."""
+
+    def __init__(self) -> None:
+        self._unfinished: tuple[str, int] | None = None
+
+    def write(self, label: str, lines: Iterable[LogLine]) -> str:
+        written: list[str] = []
+        for line in lines:
+            begun, place = self._unfinished, (label, line.stream)
+            if begun is not None and (begun != place or line.left_out):
+                written.append("\n")
+            if line.left_out:
+                written.append(f"{label}[… {line.left_out} bytes left out …]\n")
+                self._unfinished = None
+                continue
+            written.append(line.text if begun == place else label + line.text)
+            if line.is_whole:
+                written.append("\n")
+            self._unfinished = None if line.is_whole else place
+        return "".join(written)
+
+    def finish(self) -> str:
+        """Return the end of an unfinished line."""
+        begun, self._unfinished = self._unfinished, None
+        return "" if begun is None else "\n"
+
+
+@record
+class _Reading:
+    """A log that is followed, and how far it was read."""
+
+    path: str
+    end: int = 0
+    state: tuple[int, int] = (-1, -1)
+
+    def read(self) -> list[LogLine]:
+        """Return the lines that were added."""
+        if self.state == (seen := log_state(self.path)):
+            return []
+        part = read_log(self.path, self.end)
+        lines = [LogLine(1, "", left_out=part.offset - self.end)] if part.offset > self.end else []
+        size = part.content.rfind(b"\n") + 1
+        lines += read_records(part.content[:size])
+        self.state, self.end = seen, part.offset + size
+        return lines
+
+
+@record
+class _RunLogs:
+    """The logs of a stored run and of the runs inside it."""
+
+    store: Store
+    run: StoredRun
+    wanted: _Wanted
+    readings: dict[str, _Reading] = field(default_factory=dict)
+
+    def find_all(self) -> list[KeptLog]:
+        own, begin = self.run.id, f"{self.run.id}."
+        nested = tuple(
+            f"{begin}{name}"
+            for name, step in self.store.runs.steps(own).items()
+            if step.record.get("type") in ("workflow", "ai")
+        )
+        logs = list_logs(self.store.home, own)
+        if nested:
+            inside = [id for _, id in self.store.runs.list_ids() if id.startswith(nested)]
+            for id in inside:
+                name = id.removeprefix(begin)
+                logs += [replace(log, step=f"{name}.{log.step}") for log in list_logs(self.store.home, id)]
+        return [log for log in logs if self.wanted.includes(log)]
+
+    def read_new(self) -> list[tuple[KeptLog, list[LogLine]]]:
+        found = []
+        for log in self.find_all():
+            reading = self.readings.setdefault(log.path, _Reading(log.path))
+            if lines := reading.read():
+                found.append((log, lines))
+        return found
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing more will be printed, unless the run is resumed."""
+        run = self.store.runs.get(self.run.id)
+        return run is None or run.ended_at is not None or run.parked_at is not None or not is_alive(run.holder)
+
+    def explain_none(self) -> str:
+        """Return why there is no output. Raises Failure where the step or the try does not exist."""
+        step, number = self.wanted.step, self.wanted.number
+        if step is None:
+            return f"no step of run {self.run.id} has printed anything" + (
+                "" if number is None else f" in try {number}"
+            )
+        workflow, states = read_record(self.run, self.store)
+        state, name = states.get(step), step.partition("[")[0]
+        if name not in workflow.steps:
+            hint = f"it has {', '.join(list(workflow.steps)[:20])}"
+            raise Failure("NOT_FOUND", f"run {self.run.id} has no step {step!r} with output", suggestion=hint)
+        if workflow.steps[name].type not in ("command", "tool", "workflow", "ai"):
+            message = f"step {step} is of type {workflow.steps[name].type}; only commands have logs"
+            raise Failure("NOT_FOUND", message)
+        if name == step and (state is None or state.status in (Status.PENDING, Status.SKIPPED)):
+            why = "was skipped" if state is not None and state.status is Status.SKIPPED else "has not begun"
+            raise Failure("NOT_FOUND", f"step {step} {why}", suggestion="follow a run that is under way with -f")
+        if number is not None and state is not None and number > state.attempts:
+            raise Failure("NOT_FOUND", f"step {step} was tried {state.attempts} times; there is no try {number}")
+        return f"step {step} has printed nothing" + ("" if number is None else f" in try {number}")
+
+
+def _run_logs(
+    run_id: str, step: str | None, follow: bool, number: int | None, on: Address | None
+) -> Callable[[bool], int]:
+    if on is not None:
+        raise Mistaken(
+            {"on": "the output of runs on Temporal is not kept; `shotclock report` has the end of failed steps"}
+        )
+    wanted = _Wanted(step, number)
+
+    def start(as_json: bool) -> int:
+        call = admit_call("logs", 0 if follow else TIMEOUT_MS)
+        envelope = conclude(call, partial(_follow if follow else _read, run_id, wanted))
+        if follow and (envelope.ok or envelope.code == "CANCELLED"):  # Ctrl-C is the way to leave
+            return envelope.exit_code
+        return deliver(envelope, as_json, partial(_show, wanted))
+
+    return start
+
+
+def _read(run_id: str, wanted: _Wanted) -> Outcome:
+    with Store.open() as store:
+        logs = _RunLogs(store, EmbeddedEngine(store).find_run(run_id), wanted)
+        is_over = logs.is_over  # before the logs, which are complete when the run has ended
+        found = [{"step": log.step, "try": log.number, "lines": _join_lines(lines)} for log, lines in logs.read_new()]
+        data: dict[str, object] = {"run_id": logs.run.id, "terminal": is_over, "logs": found}
+        if not found:
+            data["none"] = logs.explain_none()
+    return Outcome(Ending.FINISHED, data=data)
+
+
+def _join_lines(lines: Iterable[LogLine]) -> list[dict[str, object]]:
+    """Return whole lines, each with its stream."""
+    shown: list[dict[str, object]] = []
+    unfinished: dict[int, dict[str, object]] = {}
+    for line in lines:
+        stream = STREAMS[line.stream]
+        if line.left_out:
+            unfinished.pop(line.stream, None)
+            shown.append({"stream": stream, "left_out": line.left_out})
+            continue
+        begun = unfinished.pop(line.stream, None)
+        if begun is None:
+            begun = {"stream": stream, "text": ""}
+            shown.append(begun)
+        begun["text"] = f"{begun['text']}{line.text}"
+        if not line.is_whole:
+            unfinished[line.stream] = begun
+    return shown
+
+
+def _show(wanted: _Wanted, envelope: Envelope) -> None:
+    data: Any = envelope.data
+    if not envelope.ok:
+        return
+    for log in data["logs"]:
+        label = wanted.label(KeptLog(log["step"], log["try"], ""))
+        numbers = {name: number for number, name in STREAMS.items()}
+        lines = (
+            LogLine(numbers[each["stream"]], each.get("text", ""), left_out=each.get("left_out", 0))
+            for each in log["lines"]
+        )
+        write_quietly(sys.stdout, LineWriter().write(label, lines))
+    if "none" in data:
+        say_line(data["none"])
+
+
+def _follow(run_id: str, wanted: _Wanted) -> Outcome:
+    """Print the output until the run ends, which bounds it, or a signal comes."""
+    with Store.open() as store:
+        logs = _RunLogs(store, EmbeddedEngine(store).find_run(run_id), wanted)
+        raise_on_stop()
+        writer = LineWriter()
+        while True:
+            is_over = logs.is_over  # before the logs, which are complete when the run has ended
+            found = logs.read_new()
+            text = "".join(writer.write(wanted.label(log), lines) for log, lines in found)
+            if is_over:
+                text += writer.finish()
+            if text and write_quietly(sys.stdout, text) is not None:
+                break  # the reader left
+            if is_over:
+                if not logs.readings:
+                    say_line(logs.explain_none())
+                break
+            pause(LOOK_S)
+    return Outcome(Ending.FINISHED)
+
+
+_COMMAND = Subcommand(
+    "logs",
+    "Print what the steps of a run print, while it runs and afterwards.",
+    (
+        argument(
+            "run-id", "The run, or the beginning of its id.", missing="missing RUN-ID; `shotclock report` lists runs"
+        ),
+        argument("step", "This step alone; an item of for_each is STEP[0], a step of a nested workflow OUTER.STEP."),
+        flag("--follow", "-f: print further output until the run ends, always as text."),
+        option("--try", "N", "This try alone, from 1.", read=_read_try, key="number"),
+        JSON,
+        *engine_options("Not for runs on Temporal: their output is not kept."),
+    ),
+    run=_run_logs,
+    usage="RUN-ID [STEP] [-f] [--try N]",
+)
+
+
+def _main(words: list[str]) -> int:
+    return run_subcommand("shotclock", _COMMAND, [long for word in words for long in spell_out(word)])
+
+
+COMMANDS = {"logs": replace(_COMMAND, main=_main)}

@@ -1,0 +1,206 @@
+"""The logs of the steps of a run: what each try prints, without secrets, written while it runs.
+
+A log has a record for each line: the stream (1 or 2), a mark, and the text. The mark is a blank, `+` for a line that
+another record of the stream continues, or `-` for a number of bytes that were left out. docs/design.md: R77.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from urllib.parse import unquote
+
+from ..core.value_types import value
+from ..core.visible_text import HIDDEN, SHORTEST, Redaction
+from ..dispatch.job_log import Logbook
+from ..store.home import StoreUnusable, make_private_directory
+from ..store.store import LOGS_FOLDER, log_name
+
+UNFINISHED_S = 1.0  # after this silence the beginning of a line is shown
+LONGEST_LINE = 64 * 1024  # of a longer one the beginning is shown at once
+_FILE_NAME = re.compile(r"(.+)@(\d+)", re.ASCII)  # the name of a step is quoted, so that it has no `@`
+
+OnStepOutput = Callable[[str, int, bytes], None]
+"""Takes the name of a step, the number of its try, and new records of its log; none when the try begins."""
+
+
+@value
+class KeptLog:
+    """The log of a try, as a file."""
+
+    step: str
+    number: int
+    path: str
+
+
+@value
+class LogLine:
+    stream: int
+    text: str
+    is_whole: bool = True
+    left_out: int = 0
+
+
+class RunLogs:
+    """The logs of one run, for the process that has it."""
+
+    def __init__(self, home: Path, run_id: str, redaction: Redaction, on_output: OnStepOutput | None) -> None:
+        self._folder = run_folder(home, run_id)
+        self.redaction = redaction
+        self.on_output = on_output
+        self.lost = ""
+        """Why output is missing in the logs."""
+
+    def open(self, step: str, number: int) -> TryLog:
+        if self.on_output is not None:
+            self.on_output(step, number, b"")
+        return TryLog(self, step, number)
+
+    def open_file(self, step: str, number: int) -> Logbook | None:
+        path = f"{self._folder}/{log_name(step)}@{number}"
+        try:
+            make_private_directory(self._folder.parent)
+            with contextlib.suppress(FileExistsError):
+                self._folder.mkdir(0o700)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self.lost = self.lost or error.strerror or str(error)
+        except StoreUnusable as unusable:
+            self.lost = self.lost or str(unusable)
+        else:
+            return Logbook(path, file)
+        return None
+
+
+class TryLog:
+    """The log of one try. Its file is made when something is printed."""
+
+    def __init__(self, logs: RunLogs, step: str, number: int) -> None:
+        self._logs, self._step, self._number = logs, step, number
+        self._book: Logbook | None = None
+        self._is_open = False
+        self._rest = {1: b"", 2: b""}
+        self._left_out = {1: 0, 2: 0}
+        """Of a line whose beginning is missing: it could be half a secret, so the rest of it is left out as well."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, pieces: Sequence[tuple[int, bytes]], left_out: Sequence[int]) -> None:
+        records: list[bytes] = []
+        for stream, size in enumerate(left_out, 1):
+            if size:
+                self._left_out[stream] += size + len(self._rest[stream])
+                self._rest[stream] = b""
+        for stream, group in groupby(pieces, lambda piece: piece[0]):
+            self._add(stream, b"".join(chunk for _, chunk in group), records)
+        self._write(records)
+        self._set_timer()
+
+    def close(self) -> None:
+        """Write the rest of the last lines."""
+        if self._timer is not None:
+            self._timer.cancel()
+        records: list[bytes] = []
+        for stream in (1, 2):
+            self._show_beginning(stream, records, is_end=True)
+            if self._left_out[stream]:
+                records.append(b"%d-%d\n" % (stream, self._left_out[stream]))
+        self._write(records)
+        if self._book is not None:
+            self._book.close()
+
+    def _add(self, stream: int, chunk: bytes, records: list[bytes]) -> None:
+        if self._left_out[stream]:
+            lost, end, chunk = chunk.partition(b"\n")
+            self._left_out[stream] += len(lost) + len(end)
+            if not end:
+                return
+            records.append(b"%d-%d\n" % (stream, self._left_out[stream]))
+            self._left_out[stream] = 0
+        whole, end, rest = (self._rest[stream] + chunk).rpartition(b"\n")
+        if end:
+            mark = b"%d " % stream
+            records.append(mark + self._mask(whole).replace(b"\n", b"\n" + mark) + b"\n")
+        self._rest[stream] = rest
+        if len(rest) > LONGEST_LINE:
+            self._show_beginning(stream, records)
+
+    def _mask(self, line: bytes) -> bytes:
+        masked = self._logs.redaction.text(line.decode("utf-8", "surrogateescape"))
+        return masked.encode("utf-8", "surrogateescape")
+
+    def _show_beginning(self, stream: int, records: list[bytes], *, is_end: bool = False) -> None:
+        """Show the beginning of an unfinished line, up to a place where a secret may begin."""
+        text = self._rest[stream].decode("utf-8", "surrogateescape")
+        cut = self._logs.redaction.find_unfinished(text)
+        held = text[cut:]
+        if is_end:
+            held = HIDDEN if len(held) >= SHORTEST else held
+            shown, self._rest[stream] = self._logs.redaction.text(text[:cut]) + held, b""
+        else:
+            shown, self._rest[stream] = self._logs.redaction.text(text[:cut]), held.encode("utf-8", "surrogateescape")
+        if shown:
+            records.append(b"%d+%s\n" % (stream, shown.encode("utf-8", "surrogateescape")))
+
+    def _write(self, records: list[bytes]) -> None:
+        if not records:
+            return
+        written = b"".join(records)
+        if not self._is_open:
+            self._is_open, self._book = True, self._logs.open_file(self._step, self._number)
+        if self._book is not None and not self._book.write(written):
+            self._logs.lost = self._logs.lost or "the disk did not take it"
+        if self._logs.on_output is not None:
+            self._logs.on_output(self._step, self._number, written)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        if any(self._rest.values()):
+            self._timer = asyncio.get_running_loop().call_later(UNFINISHED_S, self._show_beginnings)
+
+    def _show_beginnings(self) -> None:
+        records: list[bytes] = []
+        for stream in (1, 2):
+            self._show_beginning(stream, records)
+        self._write(records)
+
+
+def run_folder(home: Path, run_id: str) -> Path:
+    return home / LOGS_FOLDER / log_name(run_id)
+
+
+def list_logs(home: Path, run_id: str) -> list[KeptLog]:
+    """Return the logs of a run, the oldest first."""
+    found = []
+    with contextlib.suppress(OSError), os.scandir(run_folder(home, run_id)) as entries:
+        for entry in entries:
+            if (match := _FILE_NAME.fullmatch(entry.name)) is not None:
+                found.append(
+                    (_began(entry.path), KeptLog(unquote(match[1], errors="surrogatepass"), int(match[2]), entry.path))
+                )
+    return [log for _, log in sorted(found, key=lambda each: (each[0], each[1].step, each[1].number))]
+
+
+def _began(path: str) -> int:
+    """Return when the log began, in milliseconds: the first number of its index."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"{path}.index", encoding="ascii") as index:
+        return int(index.readline().split()[0])
+    return 0
+
+
+def read_records(content: bytes) -> Iterator[LogLine]:
+    """Yield the lines of a log; a record that is still being written is left out."""
+    for record in content.split(b"\n")[:-1]:
+        stream, mark, text = record[:1], record[1:2], record[2:].decode("utf-8", "replace")
+        if stream not in (b"1", b"2"):
+            continue
+        if mark == b"-" and text.isdecimal():
+            yield LogLine(int(stream), "", left_out=int(text))
+        elif mark in (b" ", b"+"):
+            yield LogLine(int(stream), text, mark == b" ")
