@@ -184,7 +184,8 @@ def test_where_the_cursor_cannot_be_moved_there_are_plain_lines(
     seen = on_terminal("run", flow(), streams=("stdout", "stderr"), within_s=RUN_LIMIT_S, env={"TERM": "dumb"})
     assert "\x1b" not in seen.screen
     lines = [line for line in seen.screen.splitlines() if not line.startswith("{")]
-    assert lines[:2] == ["… first running", next(line for line in lines if line.startswith("✓ first succeeded"))]
+    succeeded = next(line for line in lines if line.startswith("✓ first succeeded"))
+    assert lines[:3] == ["… first running", "first | one", succeeded]
     assert "– behind skipped: dependency_failed (hang)" in lines
 
 
@@ -200,6 +201,7 @@ def test_off_a_terminal_stderr_has_a_line_for_every_change_as_it_happens(
     lines = [re.sub(r" [\d.]+m?s", "", line) for line in (tmp_path / "err").read_text().splitlines()]
     assert lines == [
         "… first running",
+        "first | one",
         "✓ first succeeded",
         "… hang running",
         "◷ hang timed_out: Command execution timed out after 1 second",

@@ -185,6 +185,11 @@ class Outlet:
             raise OSError("its reader does not keep up")
         return len(text)
 
+    @property
+    def held(self) -> int:
+        """The bytes that the reader has not taken."""
+        return len(self._rest)
+
     def finish(self) -> bool:
         """Write the rest. Returns whether the reader took all of it."""
         try:

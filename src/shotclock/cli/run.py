@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import Clocks, format_duration, parse_duration_ms
+from ..core.clocks import Clocks, parse_duration_ms
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.value_types import field, replace, value
@@ -29,7 +29,7 @@ from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
 from ..workflow.plan import select_tagged
-from ..workflow.report import MARKS, brief, news_in_words, unstarted, why_failed
+from ..workflow.report import MARKS, brief, unstarted
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
 from .engine import open_engine
@@ -50,6 +50,7 @@ from .output import (
 )
 from .parser import Subcommand, argument, duration, flag, name_and_value, option
 from .report import FORMATS, ensure_writable, text_of, write_file
+from .run_lines import Lines
 from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options
 from .workflow_files import read_run_duration
 
@@ -77,6 +78,7 @@ class RunOptions:
     queue: str | None = None
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
+    quiet: bool = False
 
 
 SHORTEST_HEARTBEAT_MS = 1_000  # half of it is the time that a worker may be silent
@@ -187,9 +189,17 @@ async def _carry_out(
 ) -> Envelope:
     events.run_id = run_id = request if isinstance(request, str) else request.run_id
     with StopListener(events.leave_at_once) as stop:
-        async with _find_view(engine, request) or _Lines(alone) as events.view:
+        async with _find_view(engine, request) or events.find_lines(alone) as events.view:
             stop.add_done_callback(lambda _: events.view.note_stop())
-            caller = RunCaller(stop, events.note_change, events.note_news, aside=events.view.aside, budget_ms=budget_ms)
+            on_output = events.view.note_output if isinstance(events.view, Lines) else None
+            caller = RunCaller(
+                stop,
+                events.note_change,
+                events.note_news,
+                aside=events.view.aside,
+                budget_ms=budget_ms,
+                on_output=on_output,
+            )
             if isinstance(request, str):
                 return await engine.resume(run_id, caller)
             return await engine.start(request, caller)
@@ -214,46 +224,11 @@ def _find_view(engine: Engine, request: RunRequest | str) -> View | None:
     return View(screen, workflow, name, engine.store, run_id)
 
 
-class _Lines:
-    """A line on stderr for every change, with the methods of a View."""
-
-    aside = contextlib.nullcontext[None]
-
-    def __init__(self, alone: bool) -> None:
-        self._outlet = Outlet(2) if sys.stderr is not None and (not alone or is_terminal(sys.stderr)) else None
-
-    async def __aenter__(self) -> _Lines:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._outlet is not None:
-            self._outlet.finish()
-
-    def note_change(self, state: StepState) -> None:
-        self._write(_line(state))
-
-    def note_news(self, step: str, news: dict[str, Any]) -> None:
-        self._write(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
-
-    def note_stop(self) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass
-
-    def _write(self, line: str) -> None:
-        if self._outlet is not None:
-            try:
-                self._outlet.write(line + "\n")
-            except OSError:  # the reader has left, or does not keep up
-                self._outlet = None
-
-
 class _Events:
     def __init__(self, options: RunOptions, as_json: bool) -> None:
         path, self._options, self._as_json = options.events, options, as_json or options.output == "json"
         self.run_id = ""
-        self.view: View | _Lines = _Lines(alone=True)
+        self.view: View | Lines = Lines.unseen()
         self._outlet: Outlet | None = None
         if path is None:
             return
@@ -272,6 +247,12 @@ class _Events:
     def __exit__(self, *_: object) -> None:
         if self._outlet is not None:
             os.close(self._fd)
+
+    def find_lines(self, alone: bool) -> Lines:
+        if sys.stderr is None or (alone and not is_terminal(sys.stderr)):
+            return Lines.unseen()
+        in_groups = os.environ.get("GITHUB_ACTIONS") == "true"
+        return Lines(Outlet(2), shows_output=not self._options.quiet, in_groups=in_groups)
 
     def note_change(self, state: StepState) -> None:
         self._write("step", {"id": state.id, **state.to_answer()})
@@ -313,16 +294,6 @@ class _Events:
         if self._outlet is not None:
             line = {"event": event, "at": wall_time().iso(), "run_id": self.run_id, **data}
             self._outlet.write(json.dumps(line, default=str) + "\n")
-
-
-def _line(state: StepState) -> str:
-    took = "" if state.duration_ms is None else f" {format_duration(state.duration_ms)}"
-    why = ""
-    if state.error is not None:
-        why = f": {one_line(why_failed(state.error), 1000)}"
-    elif state.reason is not None:
-        why = f": {state.reason.value}" + (f" ({state.cause})" if state.cause else "")
-    return f"{MARKS[state.status]} {state.id} {state.status.value}{took}{why}"
 
 
 def _deliver(envelope: Envelope, options: RunOptions, as_json: bool) -> int:
@@ -455,6 +426,7 @@ COMMANDS = {
                 "without limit, as on a terminal. Otherwise SHOTCLOCK_RESPONSE_TIMEOUT, or 30s.",
                 key="budget_ms",
             ),
+            flag("--quiet", "Print no output of steps on stderr, and no sign of life, off a terminal."),
             flag("--force", "Run it although its timeouts cannot fit (`budget/…`).", excludes=_RESUME),
             option(
                 "--tags",

@@ -1,0 +1,109 @@
+"""The lines of a run off a terminal: what steps print, behind their names, and signs of life."""
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.cli.output import Outlet
+from shotclock.cli.run_lines import HELD_LIMIT, Lines
+from shotclock.workflow.state import Status, StepState
+
+pytestmark = pytest.mark.usefixtures("no_survivors")
+
+FLOW = """\
+steps:
+  build: {exec: "echo compiling; echo ::error::trap >&2; printf unfinished"}
+  flaky: {exec: "echo out; exit 1", on_fail: {retry: {max: 1}}, depends_on: build}
+  each: {exec: "echo item {{ item }}", for_each: [a], depends_on: build}
+"""
+
+
+@pytest.fixture
+def lines_of(shotclock: Callable[..., Any], tmp_path: Path) -> Callable[..., list[str]]:
+    """A function that runs the flow and returns the lines on stderr."""
+    (tmp_path / "flow.yaml").write_text(FLOW)
+
+    def run(*words: str, **env: str | None) -> list[str]:
+        settings = {"SHOTCLOCK_HOME": str(tmp_path / "home"), "GITHUB_ACTIONS": None, **env}
+        ran = shotclock("run", tmp_path / "flow.yaml", *words, env=settings)
+        assert ran.code == 3
+        return ran.stderr.decode().splitlines()
+
+    return run
+
+
+@pytest.mark.slow
+def test_each_line_is_behind_the_name_of_its_step_and_retries_are_said(lines_of: Callable[..., list[str]]) -> None:
+    found = lines_of()
+    expected = ["build | compiling", "build | ::error::trap", "build | unfinished", "flaky | out", "each[0] | item a"]
+    assert {*expected, "… flaky is tried again (try 2)", "flaky (try 2) | out"} <= set(found)
+    assert found.index("… flaky is tried again (try 2)") < found.index("flaky (try 2) | out")
+    quiet = lines_of("--quiet")
+    assert not any(" | " in line or "tried again" in line for line in quiet) and "… build running" in quiet
+    assert lines_of("--json") == lines_of("--output", "json") == []
+
+
+@pytest.mark.slow
+def test_under_github_actions_the_output_of_a_step_is_a_group_that_commands_nothing(
+    lines_of: Callable[..., list[str]],
+) -> None:
+    text = "\n".join(lines_of(GITHUB_ACTIONS="true"))
+    groups = re.findall(
+        r"^::group::(\w+) (\w+)\n::stop-commands::(\w{32})\n(.*?)\n::\3::\n::endgroup::$", text, re.M | re.S
+    )
+    found = {name: (end, sorted(output.splitlines())) for name, end, _, output in groups}
+    assert found == {
+        "build": ("succeeded", ["::error::trap", "compiling", "unfinished"]),
+        "flaky": ("failed", ["flaky (try 2) | out", "out"]),
+        "each": ("succeeded", ["each[0] | item a"]),
+    }
+    assert len({token for _, _, token, _ in groups}) == 3
+
+
+def running(name: str) -> StepState:
+    return StepState(name, "command", status=Status.RUNNING)
+
+
+def test_silence_is_answered_with_the_running_steps(tmp_path: Path) -> None:
+    with open(tmp_path / "err", "wb") as file:
+
+        async def wait() -> None:
+            lines = Lines(Outlet(file.fileno()), shows_output=True, heartbeat_s=0.1)
+            async with lines, asyncio.timeout(10):
+                lines.note_change(running("build"))
+                while "… running: build " not in (tmp_path / "err").read_text():
+                    await asyncio.sleep(0.02)
+
+        asyncio.run(wait())
+
+
+def test_a_reader_that_does_not_read_loses_output_and_is_told_how_much() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+
+    async def flood() -> str:
+        lines, got = Lines(Outlet(writing), shows_output=True), b""
+        async with lines, asyncio.timeout(10):
+            for _ in range(100):
+                lines.note_output("a", 1, b"1 " + b"x" * 20_000 + b"\n")
+            assert lines._outlet is not None and lines._outlet.held < HELD_LIMIT + 30_000
+            while lines._outlet.held:
+                with contextlib.suppress(BlockingIOError):  # it was all read, and is filled again in a moment
+                    got += os.read(reading, 1_000_000)
+                await asyncio.sleep(0.02)
+            lines.note_output("a", 1, b"1 last\n")
+        with os.fdopen(reading, "rb", closefd=True) as rest:
+            return (got + (rest.read() or b"")).decode()
+
+    try:
+        text = asyncio.run(flood())
+    finally:
+        os.close(writing)
+    left_out = int(re.findall(r"… (\d+) bytes of output left out", text)[0])
+    assert text.count("x") + left_out // 20_003 * 20_000 == 2_000_000 and text.endswith("a | last\n")
