@@ -89,6 +89,28 @@ def test_on_a_terminal_each_clock_is_seen_running_down(
     assert seen.code == 3
 
 
+PRINTING = r"""
+steps:
+  bar:
+    exec: |
+      printf 'old\n\033[31m10%%\r50%% done'; sleep 2.2
+  each: {exec: "echo item {{ item }} $API_TOKEN; sleep 2", for_each: [a], env: {API_TOKEN: s3cr3t-value}}
+"""
+
+
+def test_a_view_shows_the_last_line_of_each_running_step(
+    flow: Callable[..., str], on_terminal: Callable[..., Seen]
+) -> None:
+    seen = on_terminal("run", flow(PRINTING), streams=("stderr",), within_s=RUN_LIMIT_S)
+    plain = ESCAPES.sub("", seen.screen)
+    assert re.search(r"bar .* left  50% done", plain), plain
+    assert re.search(r"each .*  item a \*\*\*", plain) and "s3cr3t" not in plain
+    assert "\x1b[31m10" not in seen.screen
+    followed = on_terminal("run", flow(PRINTING), "--follow", streams=("stderr",), within_s=RUN_LIMIT_S)
+    assert "bar | old" in followed.screen and "each[0] | item a ***" in followed.screen
+    assert not re.search(r"running  \d", ESCAPES.sub("", followed.screen)), "the view was drawn as well"
+
+
 NEGOTIATED = """\
 name: negotiated
 steps:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
@@ -23,6 +24,7 @@ from ..workflow.plan import Groups, grace_ms, graph_of, is_per_item, most_tries,
 from ..workflow.report import MARKS, brief, news_in_words, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import Status, StepState
+from ..workflow.step_log import read_records
 from .output import Screen
 from .render import COLOURS
 
@@ -31,6 +33,9 @@ LONGEST_NAME = 44
 SHORTEST_NAME = 12
 BAR_WIDTH = 16
 FINISHED_SHOWN = 3
+PRINTED_READ = 4096  # bytes of new output in which the last line is looked for
+PRINTED_SHOWN = 200
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 LISTED_AT_END = 30  # of more finished steps, only the failed ones are listed
 
 
@@ -47,6 +52,7 @@ class View:
         self._graph: dict[str, Groups] = graph_of(workflow)
         self._begun = asyncio.Event()
         self._news: dict[str, dict[str, Any]] = {}
+        self._printed: dict[str, str] = {}
         self._states: dict[str, StepState] = {}
         self._running: dict[str, _TryClock] = {}
         self._finished: dict[str, None] = {}
@@ -75,6 +81,7 @@ class View:
         if state.status.is_final:
             self._finished[name] = None
             self._news.pop(name, None)
+            self._printed.pop(name, None)
         else:
             self._running[name] = _TryClock()
 
@@ -82,6 +89,20 @@ class View:
         self._news[name] = news | {"until_ns": monotonic_ns() + news.get("within_ms", 0) * 1_000_000}
         if not name and news["event"] == "overtime" and self._deadline_ns is not None:
             self._deadline_ns += news["granted_ms"] * 1_000_000
+
+    def note_output(self, step: str, number: int, records: bytes) -> None:
+        """Keep the last line that a step prints, or a part of it: an item, a nested step, a tool of an agent."""
+        name = step.partition("[")[0].partition(" tool ")[0]
+        while name not in self._graph and "." in name:
+            name = name.rpartition(".")[0]
+        if not records:
+            self._printed.pop(name, None)
+        lines = list(read_records(records[-PRINTED_READ:]))
+        for line in reversed(lines):
+            # A progress bar overwrites its line.
+            if text := ESCAPES.sub("", line.text).rstrip().rpartition("\r")[2].strip():
+                self._printed[name] = one_line(text, PRINTED_SHOWN)
+                break
 
     def note_stop(self) -> None:
         self._stopped_ns = monotonic_ns()
@@ -248,6 +269,8 @@ class View:
             line.append(f"  try {state.attempts}", "yellow")
         if (news := self._news.get(state.id)) is not None:
             line.append(f"  {_describe_news(news, now_ns)}", "yellow")
+        if (printed := self._printed.get(state.id)) is not None:
+            line.append(f"  {printed}", "bright_black")
         return line
 
     def _is_per_item(self, name: str) -> bool:

@@ -79,6 +79,7 @@ class RunOptions:
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
     quiet: bool = False
+    follow: bool = False
 
 
 SHORTEST_HEARTBEAT_MS = 1_000  # half of it is the time that a worker may be silent
@@ -189,16 +190,15 @@ async def _carry_out(
 ) -> Envelope:
     events.run_id = run_id = request if isinstance(request, str) else request.run_id
     with StopListener(events.leave_at_once) as stop:
-        async with _find_view(engine, request) or events.find_lines(alone) as events.view:
+        async with (None if events.follows else _find_view(engine, request)) or events.find_lines(alone) as events.view:
             stop.add_done_callback(lambda _: events.view.note_stop())
-            on_output = events.view.note_output if isinstance(events.view, Lines) else None
             caller = RunCaller(
                 stop,
                 events.note_change,
                 events.note_news,
                 aside=events.view.aside,
                 budget_ms=budget_ms,
-                on_output=on_output,
+                on_output=events.view.note_output,
             )
             if isinstance(request, str):
                 return await engine.resume(run_id, caller)
@@ -247,6 +247,10 @@ class _Events:
     def __exit__(self, *_: object) -> None:
         if self._outlet is not None:
             os.close(self._fd)
+
+    @property
+    def follows(self) -> bool:
+        return self._options.follow
 
     def find_lines(self, alone: bool) -> Lines:
         if sys.stderr is None or (alone and not is_terminal(sys.stderr)):
@@ -426,6 +430,7 @@ COMMANDS = {
                 "without limit, as on a terminal. Otherwise SHOTCLOCK_RESPONSE_TIMEOUT, or 30s.",
                 key="budget_ms",
             ),
+            flag("--follow", "On a terminal, print what steps print, and draw nothing.", excludes=("--quiet",)),
             flag("--quiet", "Print no output of steps on stderr, and no sign of life, off a terminal."),
             flag("--force", "Run it although its timeouts cannot fit (`budget/…`).", excludes=_RESUME),
             option(
