@@ -13,6 +13,8 @@ from shotclock.core.visible_text import Redaction
 from shotclock.dispatch.job_log import read_log
 from shotclock.process.clock import wall_time
 from shotclock.store.store import Retention, Store, prune
+from shotclock.workflow.engine import EmbeddedEngine
+from shotclock.workflow.html_report import to_html
 from shotclock.workflow.step_log import RunLogs, list_logs, read_records, run_folder
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -166,3 +168,21 @@ def test_logs_are_pruned_with_their_run(run: Run, store: Store) -> None:
     assert prune(store, keep_one, wall_time(), lambda process: False, dry_run=True).logs == 1
     assert kept(store, "old") and prune(store, keep_one, wall_time(), lambda process: False).logs == 1
     assert not run_folder(store.home, "old").exists() and kept(store, "new") == {"a 1": "out\n"}
+
+
+def test_a_report_has_stderr_of_successes_and_the_output_of_every_try(run: Run, store: Store) -> None:
+    run(
+        """
+        steps:
+          warn: {exec: "echo '<b>WARNING' >&2; seq 1000"}
+          flaky: {exec: "echo got $(ls | wc -l); touch new; [ $(ls | wc -l) = 3 ]", on_fail: {retry: {max: 1}}}
+        """,
+        run_id="one",
+    )
+    report = asyncio.run(EmbeddedEngine(store).report("one"))
+    printed = {step.id: step.printed for step in report.steps}
+    assert printed["warn"][0]["stderr"] == "<b>WARNING\n"
+    assert printed["warn"][0]["stdout"].endswith("999\n1000\n") and len(printed["warn"][0]["stdout"]) == 2_000
+    assert [(each["try"], each["stdout"][:4]) for each in printed["flaky"]] == [(1, "got "), (2, "got ")]
+    page = to_html(report)
+    assert "warn try 1 stderr" in page and "&lt;b&gt;WARNING" in page and "flaky try 1 stdout" in page

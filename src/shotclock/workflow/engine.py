@@ -10,7 +10,7 @@ from typing import Protocol
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.value_types import value
+from ..core.value_types import replace, value
 from ..process.clock import monotonic_ns, wall_time
 from ..process.kernel import is_alive
 from ..runtime.control_channel import ask_holder
@@ -20,6 +20,7 @@ from . import run as local
 from .report import Report, report_of
 from .run import RunCaller, RunRequest, read_envelope
 from .state import JsonObject, Status, commands_for, count_steps
+from .step_log import read_printed_ends
 
 RUNS_SEARCHED = 200
 # Between two looks at a run of another process, and the pause that callers are advised to make.
@@ -169,7 +170,9 @@ class EmbeddedEngine:
 
     async def report(self, run_id: str) -> Report:
         run = self.find_run(run_id)
-        return report_of(run, self.store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
+        made = report_of(run, self.store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
+        printed = await asyncio.to_thread(read_printed_ends, self.store.home, run.id)
+        return replace(made, steps=tuple(replace(step, printed=printed.get(step.id, [])) for step in made.steps))
 
     def _get(self, run_id: str) -> StoredRun:
         run = self.store.runs.get(run_id)

@@ -72,6 +72,8 @@ class ReportedStep:
     warnings: list[dict[str, Any]] = field(default_factory=list)
     output: Any = None
     overtime: list[dict[str, Any]] = field(default_factory=list)  # decisions about its time while it ran
+    printed: list[dict[str, Any]] = field(default_factory=list)
+    """The ends of both streams of each try: `step` (an item has its own name), `try`, `stdout` and `stderr`."""
 
     @property
     def ended_ms(self) -> int | None:

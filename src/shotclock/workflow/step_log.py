@@ -17,12 +17,16 @@ from urllib.parse import unquote
 
 from ..core.value_types import value
 from ..core.visible_text import HIDDEN, SHORTEST, Redaction
-from ..dispatch.job_log import Logbook
+from ..dispatch.job_log import Logbook, read_log
 from ..store.home import StoreUnusable, make_private_directory
 from ..store.store import LOGS_FOLDER, log_name
+from .state import JsonObject
 
 UNFINISHED_S = 1.0  # after this silence the beginning of a line is shown
 LONGEST_LINE = 64 * 1024  # of a longer one the beginning is shown at once
+TRIES_REPORTED = 20  # of one step, in a report
+READ_FOR_REPORT = 256 * 1024  # bytes of the log of a try
+END_REPORTED = 2_000  # characters of each stream of a try, in a report
 _FILE_NAME = re.compile(r"(.+)@(\d+)", re.ASCII)  # the name of a step is quoted, so that it has no `@`
 
 OnStepOutput = Callable[[str, int, bytes], None]
@@ -185,6 +189,23 @@ def list_logs(home: Path, run_id: str) -> list[KeptLog]:
                     (_began(entry.path), KeptLog(unquote(match[1], errors="surrogatepass"), int(match[2]), entry.path))
                 )
     return [log for _, log in sorted(found, key=lambda each: (each[0], each[1].step, each[1].number))]
+
+
+def read_printed_ends(home: Path, run_id: str) -> dict[str, list[JsonObject]]:
+    """Return the ends of both streams of each try, by the step. Items and tools of an agent are with their step."""
+    found: dict[str, list[JsonObject]] = {}
+    for log in list_logs(home, run_id):
+        tries = found.setdefault(log.step.partition("[")[0].partition(" tool ")[0], [])
+        if len(tries) < TRIES_REPORTED:
+            texts = {1: "", 2: ""}
+            content = read_log(log.path).content
+            if len(content) > READ_FOR_REPORT:
+                content = content[-READ_FOR_REPORT:].partition(b"\n")[2]
+            for line in read_records(content):
+                text = f"[… {line.left_out} bytes left out …]\n" if line.left_out else line.text + "\n" * line.is_whole
+                texts[line.stream] = (texts[line.stream] + text)[-END_REPORTED:]
+            tries.append({"step": log.step, "try": log.number, "stdout": texts[1], "stderr": texts[2]})
+    return found
 
 
 def _began(path: str) -> int:

@@ -81,6 +81,17 @@ def to_html(report: Report) -> str:
     )
 
 
+def _printed(step: ReportedStep) -> list[tuple[str, str]]:
+    """Return what the page does not show as output or as stderr of the error: other tries, and stderr of successes."""
+    shown = []
+    for each in step.printed:
+        is_last = each["step"] == step.id and each["try"] == step.attempts
+        name = f"{each['step']} try {each['try']}"
+        shown += [(f"{name} stdout", each["stdout"])] if not is_last and each["stdout"] else []
+        shown += [(f"{name} stderr", each["stderr"])] if each["stderr"] and not (is_last and step.error) else []
+    return shown
+
+
 def _outputs(report: Report) -> list[tuple[str, str]]:
     if not isinstance(report.outputs, dict):
         return []
@@ -125,6 +136,7 @@ def _row(
         "clock": clock_in_words(step),
         "output": step.output_text(output_limit),
         "stderr": stderr_of(step.error),
+        "printed": _printed(step),
         "is_critical": is_critical,
     }
 
