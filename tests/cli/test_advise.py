@@ -1,6 +1,9 @@
 """`shotclock advise`: what it shows, and that `--write` changes the timeouts of a file and nothing else."""
 
+import os
+import pty
 import re
+import select
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +11,7 @@ from typing import Any
 import pytest
 
 from shotclock.store.store import Store
+from tests.cli.conftest import Running, wait_for
 from tests.workflow.past import add_run, timed_out, took
 
 pytestmark = pytest.mark.slow
@@ -108,6 +112,41 @@ def test_writing_needs_consent_and_keeps_the_rest_of_the_file(
     assert "-    timeout: 10   # seconds" in written["data"]["diff"]
     again = shotclock("advise", flow, "--write", "--yes", env=env).json()["data"]
     assert again["changed"] is False and flow.read_text() == after
+
+
+def test_a_person_sees_the_difference_and_is_asked(
+    start: Callable[..., Running], env: dict[str, str], flow: Path
+) -> None:
+    before = flow.read_text()
+
+    def answer(typed: bytes, meanwhile: str = "") -> Running:
+        ours, theirs = pty.openpty()
+        try:
+            running = start("advise", str(flow), "--write", env=env, stdin=theirs, stderr=theirs)
+            screen = b""
+
+            def asks() -> bool:
+                nonlocal screen
+                screen += os.read(ours, 65536) if select.select([ours], [], [], 0)[0] else b""
+                return b"Write this? [y/N]" in screen
+
+            wait_for(asks, "the question")
+            assert b"-    timeout: 10   # seconds" in screen and b"+    timeout: 20   # seconds" in screen
+            assert flow.read_text() == before
+            flow.write_text(before + meanwhile)
+            os.write(ours, typed)
+            running.ends()
+            return running
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+    assert answer(b"n\n").envelope()["error"]["code"] == "PERSON_REQUIRED" and flow.read_text() == before
+    changed = answer(b"y\n", meanwhile="# edited\n")
+    assert changed.envelope()["error"]["code"] == "CONFLICT" and flow.read_text() == before + "# edited\n"
+    flow.write_text(before)
+    assert answer(b"y\n").envelope()["data"]["written"] == ["fetch", "build"]
+    assert flow.read_text() == before.replace("timeout: 10 ", "timeout: 20 ").replace('"2m"', '"5s"')
 
 
 def test_one_step_is_written_by_its_name_through_a_link(
