@@ -21,7 +21,7 @@ def edit(text: str, /, **wanted_ms: int) -> Edited:
     loaded = load_text(text.encode())
     assert loaded.workflow is not None, loaded.findings
     advised = [
-        Advice(each.step, each.timeout_ms, each.source, Measured(), "raise", "", ms, each.path)
+        Advice(each.step, each.timeout_ms, each.source, Measured(), "raise", "", "", ms, each.path)
         for each in advise(loaded.workflow, History())
         if (ms := wanted_ms.get(each.step or "run")) is not None
     ]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.clocks import NS_PER_MS, WORK_CLOCKS, WallTime, format_duration, reserve_ms_for
 from ..core.errors import Failure
-from ..core.value_types import value
+from ..core.value_types import field, value
 from ..process.clock import monotonic_ns
 from ..providers.command import ToolStep
 from ..providers.provider import STEP_TYPES, StepPart
@@ -98,9 +98,14 @@ class Advice:
     source: str  # file, defaults, tool, default or none
     measured: Measured
     verdict: str  # raise, lower, keep or unknown
-    sentence: str
+    action: str
+    why: str
     suggested_ms: int | None = None
     path: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.action}: {self.why}" if self.action else self.why
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -118,11 +123,20 @@ class Advice:
 class History:
     runs: tuple[PastRun, ...] = ()
     is_cut: bool = False  # there was no time to read more
+    by_step: Mapping[str, Sequence[PastStep]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, runs: Sequence[PastRun], *, is_cut: bool) -> History:
+        by_step: dict[str, list[PastStep]] = {}
+        for run in runs:
+            for past in run.steps:
+                by_step.setdefault(past.id, []).append(past)
+        return cls(tuple(runs), is_cut, by_step)
 
     def of_step(self, step_id: str, step_type: str) -> Measured:
         """Return the durations of the step of this name and type."""
         waits = not STEP_TYPES[step_type].takes_slot  # for a person
-        found = (past for run in self.runs for past in run.steps if past.id == step_id and past.type == step_type)
+        found = [past for past in self.by_step.get(step_id, ()) if past.type == step_type]
         return _measure(_judge_step(past) if not waits else (None, None) for past in found if past.attempts)
 
     def of_run(self) -> Measured:
@@ -199,7 +213,7 @@ def read_history(
         if may_go_on() and identity(path) == own:
             found += store.runs.list_past(name, path, count, before, may_go_on)
     found.sort(key=lambda run: run.created_at.ms, reverse=True)
-    return History(tuple(found[:count]), is_late)
+    return History.of(found[:count], is_cut=is_late)
 
 
 def name_of(workflow: WorkflowFile, file: str | Path) -> str:
@@ -220,9 +234,11 @@ def find_near_limits(loaded: Loaded) -> list[Finding]:
     except (Failure, OSError):
         return []
     return [
-        Finding("history/near-limit", advice.sentence, advice.path, loaded.source.place_of(advice.path), is_error=False)
-        for advice in advise(loaded.readable, history)
-        if advice.verdict == "raise"
+        Finding(
+            "history/near-limit", each.why, each.path, loaded.source.place_of(each.path), each.action, is_error=False
+        )
+        for each in advise(loaded.readable, history)
+        if each.verdict == "raise"
     ]
 
 
@@ -261,8 +277,8 @@ def advise(workflow: WorkflowFile, history: History) -> list[Advice]:
     fits_from_ms = None if plan.worst_ms is None else plan.worst_ms + plan.clean_up_ms + reserve_ms_for(plan.worst_ms)
     measured = history.of_run()
     source = "none" if run_ms is None else "file"
-    verdict, sentence, suggested = _judge(measured, run_ms, least_ms=fits_from_ms, most_ms=None, may_lower=True)
-    found = [Advice(None, run_ms, source, measured, verdict, sentence, suggested, ("timeout",))]
+    judged = _judge(measured, run_ms, least_ms=fits_from_ms, most_ms=None, may_lower=True)
+    found = [Advice(None, run_ms, source, measured, *judged, path=("timeout",))]
     planned = {step.id: step for step in plan.steps}
     for step_id, step in workflow.steps.items():
         found.append(_advise_step(workflow, step_id, step, planned[step_id], plan.run_timeout_ms, history))
@@ -282,11 +298,9 @@ def _advise_step(
         if planned.effective_ms is not None and planned.timeout_ms and planned.effective_ms < planned.timeout_ms:
             most_ms = min(most_ms, planned.effective_ms)
     inner = [step_clock_ms(workflow, step, name) or 0 for name in WORK_CLOCKS if name not in _BEHIND]
-    verdict, sentence, suggested = _judge(
-        measured, limit_ms, least_ms=2 * max(inner), most_ms=most_ms, may_lower=source == "file"
-    )
+    judged = _judge(measured, limit_ms, least_ms=2 * max(inner), most_ms=most_ms, may_lower=source == "file")
     path = ("steps", step_id, *(timeout_key(step).split(".") if source == "file" else ()))
-    return Advice(step_id, limit_ms, source, measured, verdict, sentence, suggested, path)
+    return Advice(step_id, limit_ms, source, measured, *judged, path=path)
 
 
 def _source_of(workflow: WorkflowFile, step: StepPart) -> str:
@@ -301,17 +315,17 @@ def _source_of(workflow: WorkflowFile, step: StepPart) -> str:
 
 def _judge(
     measured: Measured, limit_ms: int | None, *, least_ms: int | None, most_ms: int | None, may_lower: bool
-) -> tuple[str, str, int | None]:
-    """Return the verdict, the advice in one sentence, and the suggested timeout.
+) -> tuple[str, str, str, int | None]:
+    """Return the verdict, the action, its reason, and the suggested timeout.
 
     `least_ms` is the shortest timeout that leaves room for what it bounds, None if that is unknown; `most_ms` is the
     longest that the run has room for.
     """
     longest = measured.percentile(1)
     if longest is None or measured.runs < LEAST_RUNS:
-        return "unknown", _explain_too_few(measured), None
+        return "unknown", "", _explain_too_few(measured), None
     if limit_ms is None:
-        return "keep", "it has no timeout", None
+        return "keep", "", "it has no timeout", None
     took = f"the longest of {measured.runs} runs took {longest}"
     reached = measured.count_reached(limit_ms)
     if reached or longest.ms >= NEAR_SHARE * limit_ms:
@@ -320,14 +334,14 @@ def _judge(
         limit = format_duration(limit_ms)
         why = f"{reached} of {measured.runs} runs reached {limit}" if reached else f"{took}, of {limit}"
         if suggested > limit_ms:
-            return "raise", f"raise it to {format_duration(suggested)}: {why}", suggested
-        return "raise", f"give the run more time, then raise it: {why}", None
+            return "raise", f"raise it to {format_duration(suggested)}", why, suggested
+        return "raise", "give the run more time, then raise it", why, None
     is_far = limit_ms > FAR_FACTOR * longest.ms and measured.runs >= LEAST_RUNS_TO_LOWER and not longest.is_at_least
     if is_far and may_lower and least_ms is not None:
         suggested = _round_up(max(longest.ms * LOWERED_FACTOR, LEAST_LOWERED_MS, least_ms))
         if suggested <= limit_ms // 2:
-            return "lower", f"lower it to {format_duration(suggested)}: {took}", suggested
-    return "keep", f"keep it: {took}", None
+            return "lower", f"lower it to {format_duration(suggested)}", took, suggested
+    return "keep", "keep it", took, None
 
 
 def _explain_too_few(measured: Measured) -> str:
