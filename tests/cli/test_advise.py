@@ -189,6 +189,8 @@ def test_a_file_without_history_or_that_is_no_workflow_is_answered(
         refused = shotclock("advise", file, *words, env=env)
         assert refused.code == 2 and refused.json()["error"]["code"] == "WORKFLOW_INVALID"
         assert shotclock("advise", tmp_path / "none.yaml", *words, env=env).json()["error"]["code"] == "FILE_NOT_FOUND"
+    limited = shotclock("advise", file, "--write", "--yes", "--timeout", "5s", env=env).json()
+    assert "exclude each other" in limited["error"]["message"]
     assert shotclock("advise", file, "--yes", env=env).json()["error"]["errors"][0]["field"] == "yes"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..core.errors import Ending, Failure
+from ..core.value_types import replace
 from ..runtime.call import Outcome
 from ..store.store import Store
 from ..workflow.history import RUNS_READ, Advice, History, advise, has_store, name_of, read_history
@@ -105,7 +106,7 @@ COMMANDS = {
             flag("--write", "Write the suggested timeouts to the file; the difference is shown first."),
             flag("--yes", "Do not ask before writing.", needs="--write"),
             JSON,
-            timeout_option(),
+            replace(timeout_option(), excludes=("--write",)),  # a person may take long
         ),
         run=_run_advise,
         epilogue="A run counts for a step if one try took it and ended by itself. A try that its own timeout stopped "
