@@ -369,7 +369,10 @@ class SharedCall(RunningCall):
         """Run a sync function in a thread, and wait for its end, whatever happens."""
         self._is_in_thread = True
         wait_in_thread.set(self._wait_in_thread)
-        ended = run_in_thread(partial(self._reply_in_thread, bound), f"shotclock-{self.request.name}")
+        try:
+            ended = run_in_thread(partial(self._reply_in_thread, bound), f"shotclock-{self.request.name}")
+        except Failure as failure:
+            return "unstartable", str(failure)
         while not ended.done():  # bounded by the runtime, which kills this process
             with contextlib.suppress(asyncio.CancelledError):  # of other code: the thread runs on
                 await asyncio.wait([ended])
