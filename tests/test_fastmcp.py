@@ -164,3 +164,20 @@ def test_messages_progress_and_errors_reach_the_client(no_survivors: object) -> 
 def test_what_fastmcp_has_beyond_that_is_an_error_that_names_it() -> None:
     for name in ("get_state", "read_resource", "session", "client_id"):
         assert not hasattr(Context, name)
+
+
+def test_the_error_for_what_fastmcp_has_beyond_that_says_what_to_do_instead() -> None:
+    app: Any = App("moved")
+    ctx: Any = Context.__new__(Context)
+    for of, name, instead in (
+        (app, "tool", "@app"),
+        (app, "run", "serve_mcp"),
+        (ctx, "get_state", "lifespan"),
+        (ctx, "session", "client"),
+    ):
+        with pytest.raises(AttributeError, match=f"{name}.*{instead}"):
+            getattr(of, name)
+        with pytest.raises(AttributeError, match=r"has no attribute 'unknown'$"):
+            of.unknown  # noqa: B018
+    with pytest.raises(ValueError, match="such as 'book-library', not"):
+        App("Book Library")

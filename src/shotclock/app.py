@@ -58,6 +58,7 @@ from .core.command_function import (
 from .core.declared import (
     DEFAULT_OPTIONS,
     Declared,
+    check_app_name,
     check_options,
     check_placeholders,
     read_approval,
@@ -70,10 +71,11 @@ from .core.declared import (
 )
 from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
-from .core.served import ServedOptions, check_served_options, read_listing, served_spec
+from .core.served import ServedOptions, check_served_options, find_idle_completions, read_listing, served_spec
 from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
 from .core.value_types import record, replace
+from .core.words_of_fastmcp import APP, ExplainsMembers
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -89,15 +91,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_GRACE = "500ms"  # shorter than that of `exec`: the caller of a tool waits for it
 BUILT_IN = frozenset({"manifest", "job", "help"})
-_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 # The characters of MCP tool names.
 _COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
 APPS: dict[str, App] = {}  # every App of this process by its key, the same in a worker that imports the program
 
 
-class App:
+class App(ExplainsMembers):
     """A set of commands that share a name, a version and default clocks."""
+
+    _instead_of = APP
 
     def __init__(
         self,
@@ -121,8 +124,7 @@ class App:
 
         `elicitation` never covers destructive calls: nothing proves that a person answered.
         """
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"an app's name is lower case words joined by hyphens, not {name!r}")
+        check_app_name(name)
         self.name = name
         self.version = version
         self.help = help
@@ -372,18 +374,12 @@ class App:
         return replace(self.catalogue(), notes=self._find_mistakes())
 
     def _find_mistakes(self) -> tuple[str, ...]:
-        """Return one note about module globals that commands in worker processes change, if there are any."""
-        from .process.module_globals import find_changed_globals  # not for the command line
+        from .process.module_globals import note_changed_globals  # not for the command line
 
         specs = map(self._placed, (*self._commands.values(), *self._served.values()))
-        functions = {each.name: self._functions[each.name] for each in specs if each.isolation == "auto"}
-        found = find_changed_globals({name: [each, *dependency_functions(each)] for name, each in functions.items()})
-        if not found:
-            return ()
-        uses = "; ".join(f"{name} uses {', '.join(names)}" for name, names in found.items())
-        remedy = "keep it in @app.lifespan and read ctx.state, or declare isolation='shared'"
-        silence = "isolation='process' says that it is meant so"
-        return (f"{self.name}: every worker process has module globals of its own ({uses}): {remedy}; {silence}",)
+        names = [each.name for each in specs if each.isolation == "auto"]
+        functions = {name: [self._functions[name], *dependency_functions(self._functions[name])] for name in names}
+        return (*find_idle_completions(self.name, self._served.values()), *note_changed_globals(self.name, functions))
 
     def _file(self) -> str | None:
         file = getattr(sys.modules.get(self._module), "__file__", None)

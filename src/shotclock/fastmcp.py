@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from .core.errors import Failure
 from .core.value_types import value
+from .core.words_of_fastmcp import CONTEXT, ExplainsMembers
 from .process import context
 
 T = TypeVar("T")
@@ -55,8 +56,10 @@ class CancelledElicitation:
     action: Literal["cancel"] = "cancel"
 
 
-class Context(context.Context[dict[str, Any]]):
+class Context(context.Context[dict[str, Any]], ExplainsMembers):
     """The call as its function sees it, with FastMCP's methods beside ours. They are awaited."""
+
+    _instead_of = CONTEXT
 
     @property
     def lifespan_context(self) -> dict[str, Any]:

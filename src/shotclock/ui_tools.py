@@ -69,6 +69,19 @@ async def _run(payload: dict[str, Any], device: str, ctx: Context, timeout_ms: i
     )
 
 
+async def _act(payload: dict[str, Any], device: str, ctx: Context) -> dict[str, Any]:
+    """Run an execution of one action, and return its data and the page. A failure has them without its own words."""
+    try:
+        result = await _run(payload, device, ctx)
+    except Failure as failure:
+        if isinstance(failure.data, dict) and failure.data.get("stepResults"):
+            (step,) = failure.data["stepResults"]
+            notes = {name: each for name, each in step["data"].items() if name not in ("code", "message", "clock")}
+            failure.data = {**notes, "page": failure.data.get("page")}
+        raise
+    return {**result["stepResults"][0]["data"], "page": result["page"]}
+
+
 def _confine_files(payload: dict[str, Any]) -> dict[str, Any]:
     """Return the payload with the resolved paths of its uploads. Raises Failure for a file of this machine."""
     written = payload.get("actions")
@@ -132,8 +145,7 @@ def _add_tool(
 
 def _add_verb(verb: Verb) -> None:
     async def tool(ctx: Context, device: str, **arguments: Any) -> Any:
-        result = await _run(build_tool(verb.name, arguments), device, ctx)
-        return {**result["stepResults"][0]["data"], "page": result["page"]}
+        return await _act(build_tool(verb.name, arguments), device, ctx)
 
     async def picture(ctx: Context, device: str, **arguments: Any) -> Any:
         shown = await tool(ctx, device, **arguments)
@@ -155,7 +167,8 @@ for _verb in VERBS.values():
 def _describe_params() -> str:
     parts = []
     for name, kind in ACTION_TYPES.items():
-        keys = [f"{info.keys[0]}{'*' if info.is_required() else ''}" for info in kind.model_fields.values()]
+        infos = [info for info in kind.model_fields.values() if info.keys[0] != "path"]
+        keys = [f"{info.keys[0]}{'*' if info.is_required() else ''}" for info in infos]
         parts.append(f"{name}({', '.join(keys)})")
     return f"{', '.join(parts)}. * is required; container, labelMatcher and expectedNode are matchers as well."
 
@@ -177,6 +190,7 @@ def _execution_schema() -> dict[str, Any]:
     for kind in ACTION_TYPES.values():
         for leaf in leaves_of(kind):
             params.setdefault(leaf.path[0], _schema_of(leaf.kind if len(leaf.path) == 1 else Matcher))
+    del params["path"]  # refused here
     criteria = {info.keys[0]: {"type": "string"} for info in Matcher.model_fields.values()}
     params["matcher"] = {"type": "object", "properties": criteria}
     action = {
@@ -214,7 +228,7 @@ async def ui_execute(
 async def _expect(ctx: Context, device: str, text: str, exact: bool, timeoutMs: int, **node: str) -> dict[str, Any]:
     expected = {"textEquals" if exact else "textContains": text, "timeoutMs": timeoutMs}
     try:
-        await _run(build_tool("wait", {**node, **expected}), device, ctx)
+        await _act(build_tool("wait", {**node, **expected}), device, ctx)
     except Failure as failure:
         if failure.code == "WAIT_TIMEOUT" and any(node.values()):
             reading = build_tool("read", {**node, "timeoutMs": 3_000})

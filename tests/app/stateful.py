@@ -160,6 +160,7 @@ def says_where() -> list[Any]:
 
 @app.command(isolation="shared")
 def sleeps(seconds: float) -> str:
+    note("begun")
     time.sleep(seconds)
     return "rested"
 
@@ -254,6 +255,35 @@ def talks(ctx: Context) -> list[Any]:
     ctx.log("half way", "warning")
     ctx.keep({"half": True})
     return [ctx.call("plain").ok, ctx.remaining_ms() is not None, ctx.stopping]
+
+
+def own_thread() -> Iterator[list[int]]:
+    thread = [threading.get_ident()]
+    yield thread
+    thread.append(threading.get_ident())
+    note(f"dependency {len(set(thread)) == 1}")
+
+
+async def on_the_loop(before: Annotated[list[int], Depends(own_thread)]) -> AsyncIterator[int]:
+    yield threading.get_ident()
+    note("async dependency closed")
+
+
+@app.command(isolation="shared")
+def depends(
+    thread: Annotated[list[int], Depends(own_thread)], loop: Annotated[int, Depends(on_the_loop)], fail: bool = False
+) -> list[bool]:
+    if fail:
+        raise ValueError("of the command")
+    return [thread == [threading.get_ident()], loop == threading.main_thread().ident]
+
+
+async def never(before: Annotated[list[int], Depends(own_thread)]) -> None:
+    await asyncio.sleep(60)
+
+
+@app.command(isolation="shared")
+def depends_on_never(nothing: Annotated[None, Depends(never)]) -> None: ...
 
 
 @app.command(isolation="shared")

@@ -138,6 +138,9 @@ def test_the_command_line_maps_exceptions_and_keeps_their_tracebacks_on_stderr(p
         assert b"Traceback" not in ran.stdout
         failure = which in ("sold out", "not found", "argument")
         assert (b"Traceback" in ran.stderr) is not failure
+        assert failure or b'answers.py", line' in ran.stderr.partition(b"Traceback")[2].splitlines()[1], (
+            "the author's frame"
+        )
     assert envelope["error"]["context"]["raised"] == "ARG_ERROR"
     assert "errors" not in envelope["error"] and "error.errors" not in envelope["error"]["suggestion"]
 

@@ -84,6 +84,11 @@ def test_the_time_of_a_person_is_not_the_time_of_the_work(mode: str) -> None:
     assert stopped["error"]["code"] == "TIMEOUT"
 
 
+def test_a_question_a_moment_before_the_timeout_does_not_move_it() -> None:
+    late = call(LEGACY, "ask_late", elicitation_callback=Person({"answer": "Ada"}, pause_s=ANSWERED_WITHIN_S))
+    assert (late["error"]["code"], late["error"]["message"]) == ("TIMEOUT", "ask_late timed out after 500ms")
+
+
 @pytest.mark.parametrize("mode", [MODERN, LEGACY])
 def test_a_client_that_cannot_answer_is_named(mode: str, tmp_path: Path) -> None:
     arguments = {"folder": str(tmp_path)}
@@ -95,7 +100,7 @@ def test_a_client_that_cannot_answer_is_named(mode: str, tmp_path: Path) -> None
     wrong = call(mode, "order", arguments, elicitation_callback=Person({"size": "huge"}))
     assert wrong["error"]["code"] == "BAD_ANSWER"
     assert not call(mode, "nested", elicitation_callback=Person())["ok"]
-    long = call(mode, "ask_much", {"characters": 8 * 1024 * 1024}, elicitation_callback=Person())
+    long = call(mode, "ask_much", {"characters": 1024 * 1024}, elicitation_callback=Person())
     assert long["error"]["code"] == "CANNOT_ASK" and "characters" in long["error"]["message"]
 
 

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 
 from shotclock import App, Context, Depends
+from shotclock.core.state_use import reads_state
 
 app = App("contexts")
 
@@ -82,6 +83,26 @@ def test_a_context_under_another_name_is_no_argument_of_the_tool() -> None:
     schemas = {spec.name: spec.input_schema["properties"] for spec in app.catalogue().commands}
     assert list(schemas["other_name"]) == ["count"]
     assert all(schemas[name] == {} for name in ("other_name_async", "in_dependency", "beside_dependency"))
+
+
+def read_state(call: Greeting) -> Any:
+    return call.state
+
+
+def read_greeting(call: Greeting) -> str:
+    return call.greet()
+
+
+def test_the_state_is_found_behind_a_context_of_any_name() -> None:
+    assert reads_state(lambda ctx: ctx.state)
+
+    def with_helper(call: Greeting) -> Any:
+        return read_state(call)
+
+    def without(call: Greeting) -> str:
+        return read_greeting(call)
+
+    assert reads_state(with_helper) and not reads_state(without)
 
 
 def test_a_second_context_is_refused() -> None:

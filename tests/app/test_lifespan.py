@@ -181,11 +181,13 @@ def test_60_callers_of_an_opening_that_hangs_are_answered_and_others_do_not_wait
     async def scenario() -> None:
         misbehave(folder, misdeed)
         async with app:
-            hung = [asyncio.ensure_future(app.call_with("count", {}, timeout="700ms")) for _ in range(60)]
+            await app.call("beside")  # the process is up
+            await app.call("plain")
+            hung = [asyncio.ensure_future(app.call_with("count", {}, timeout="1s")) for _ in range(60)]
             await soon(lambda: "opening" in events(folder))
             for name in ("plain", "beside", "says_where"):
                 answer, took_ms = await timed(app.call(name))
-                assert answer.ok and took_ms < 600, (name, took_ms)
+                assert answer.ok and took_ms < 900, (name, took_ms)
             for each in await asyncio.gather(*hung):
                 assert (each.code, each.ending) == ("TIMEOUT", "not_started"), each.to_dict()
                 assert each.error is not None and "before the lifespan of the App was open" in each.error["message"]
@@ -224,6 +226,7 @@ def test_an_opening_that_blocks_the_loop_is_replaced_and_named(folder: Path) -> 
     async def scenario() -> None:
         misbehave(folder, "block")
         async with app:
+            await app.call("beside")  # the process is up
             answer = await app.call_with("count", {}, timeout="300ms")
             assert answer.code == "TIMEOUT" and codes(answer) == ["HOST_REPLACED"], answer.to_dict()
             assert "the lifespan of the App blocked its event loop" in str(answer.warnings)

@@ -54,6 +54,29 @@ def test_mistakes_are_refused_where_they_are_written() -> None:
             make()
 
 
+def test_a_completion_of_an_argument_that_is_not_there_is_named_where_the_app_is_served() -> None:
+    app = App("idle")
+
+    @app.completion("ask", "topic")
+    @app.completion("ask", "tpoic")
+    @app.completion("docs://{id}", "id")
+    @app.completion("docs://{name}", "name")
+    @app.completion
+    def complete(value: str = "") -> list[str]:
+        return []
+
+    @app.prompt
+    def ask(topic: str) -> str:
+        return topic
+
+    @app.resource("docs://{id}")
+    def document(id: str) -> str:
+        return id
+
+    named = [note.partition(" completes nothing")[0] for note in app.describe().notes]
+    assert named == ["idle: completion docs://{name} name", "idle: completion ask tpoic"]
+
+
 def test_they_are_no_commands_and_survive_the_catalogue() -> None:
     app = App("served-catalogue", list_page_size=7)
 

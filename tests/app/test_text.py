@@ -26,6 +26,31 @@ def test_a_table_is_as_wide_as_the_terminal_and_complete_elsewhere(tool: Any) ->
     assert "x" * 500 in program("wide", "--format", "text").stdout.decode()
 
 
+ASKS = """
+from shotclock import App
+
+app = App("asks")
+
+
+@app.command(approval=True)
+def deploy(to: str) -> str:
+    return to
+
+
+app()
+"""
+
+
+def test_unfinished_work_is_the_commands_that_continue_and_cancel_it(tool: Any) -> None:
+    program = tool("asks.py", ASKS)
+    ran = program("deploy", "here", "--budget", "100ms", "--format", "text")
+    assert ran.code == 14
+    going_on, cancelling = ran.stdout.decode().splitlines()
+    assert going_on.startswith("to continue: ") and "deploy here" in going_on
+    assert cancelling.startswith("to cancel: shotclock inbox withdraw")
+    assert ran.stderr.decode().rstrip().endswith("the command above")
+
+
 def test_other_results_stay_json() -> None:
     for value in ([{"name": "Ada", "tags": ["a"]}], [1, 2], {"a": 1}, [], [{}], [{"a": 1}, 2]):
         assert render_value(value).startswith(("[", "{")), value

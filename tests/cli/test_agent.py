@@ -62,7 +62,9 @@ def test_a_removal_restores_every_file_byte_for_byte(shotclock: Any, home: Path)
     for agent, (user, project) in FILES.items():
         for folder, name, scope in ((home, user, "--user"), (home / "project", project, "--project")):
             file = folder / name
-            originals = [None] if agent == "opencode" else [None, b"", b"{}", SETTINGS.encode(), b'{"a":1}\n\n']
+            originals = [None] if agent == "opencode" else [None, SETTINGS.encode(), b"", b"{}", b'{"a":1}\n\n']
+            if scope == "--project":  # the scope chooses the file, and no more
+                originals = originals[:2]
             for original in originals:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.unlink(missing_ok=True)

@@ -1,8 +1,10 @@
 """What `shotclock exec` says on stderr at the end: what a pipeline asked for, by --report or SHOTCLOCK_REPORT."""
 
+import json
 import os
 import shlex
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,3 +122,18 @@ def test_json_on_stdout_leaves_no_report_to_ask_for(shotclock: Any):
     assert shotclock("exec", "--json", "--report", "line", "--", "true").json()["error"]["code"] == "ARG_ERROR"
     ran = shotclock("exec", "--json", "--", "true", env={"SHOTCLOCK_REPORT": "none"})
     assert ran.json()["ok"] and ran.stderr == b""
+
+
+def test_with_too_few_descriptors_nothing_is_started_and_the_limit_is_named(tmp_path: Path):
+    for limit in (5, 8, 12):
+        line = f'ulimit -n {limit} && exec "$@"'
+        ran = subprocess.run(
+            ["sh", "-c", line, "sh", *SHOTCLOCK, "exec", "--json", "--", "touch", str(tmp_path / "begun")],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=30,
+        )
+        envelope = json.loads(ran.stdout)
+        assert envelope["error"]["code"] == "SPAWN_FAILED" and envelope["meta"]["ending"] == "not_started", envelope
+        assert "Too many open files" in envelope["error"]["message"]
+        assert not (tmp_path / "begun").exists()

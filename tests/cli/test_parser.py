@@ -138,9 +138,9 @@ def test_a_mistake_is_named_with_what_to_do() -> None:
         ("copy a b c", {"arguments": "unexpected argument 'c'"}),
         ("cpoy a", {"command": "there is no command 'cpoy'; did you mean copy?"}),
         ("xyz", {"command": "there is no command 'xyz'; there are copy, check and help"}),
-        ("", {"command": "no command; there are copy, check and help"}),
+        ("", {"command": "missing COMMAND; there are copy, check and help"}),
         ("--nope", {"--nope": "unknown option; see demo --help"}),
-        ("--json", {"command": "no command; there are copy, check and help"}),
+        ("--json", {"command": "missing COMMAND; there are copy, check and help"}),
         ("help cpoy", {"command": "there is no command 'cpoy'; did you mean copy?"}),
     ]
     for line, expected in table:

@@ -42,6 +42,8 @@ def test_without_a_person_nothing_is_written_and_the_difference_is_in_the_answer
     ran = install("tool.py", "--install", "cursor", "--scope", "project", "--name", "other")
     answer = ran.json()
     assert ran.code == 2 and '+    "other": {' in answer["error"]["context"]["diff"], answer
+    text = install("tool.py", "--install", "cursor", "--scope", "project", "--format", "text").stderr.decode()
+    assert '+    "my-tool": {' in text and text.rstrip().endswith("then add --yes")
     assert not (tmp_path / ".cursor").exists()
 
 
@@ -50,6 +52,18 @@ def test_options_of_the_server_go_into_the_entry(install: Any, tmp_path: Path) -
     answer = install("tool.py", "--install", "claude", *words).json()
     assert answer["data"]["entry"]["args"][2:] == ["--elicitation", "--operation-timeout", "5m"]
     assert (tmp_path / ".mcp.json").exists()
+
+
+def test_the_folder_of_uploads_goes_into_the_entry_and_belongs_to_the_target_ui(install: Any, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    answer = install("ui", "--files", "files", "--install", "cursor", "--yes").json()
+    assert answer["data"]["entry"]["args"] == ["serve", "ui", "--files", str(tmp_path / "files")]
+    for words, said in (
+        (["tool.py", "--files", "files"], "belongs to the target ui"),
+        (["ui", "--files", "x"], "no folder"),
+    ):
+        refused = install(*words, "--json")
+        assert refused.code == 2 and said in refused.json()["error"]["message"]
 
 
 def test_a_tool_that_cannot_be_served_and_contradicting_options_are_refused(install: Any, tmp_path: Path) -> None:

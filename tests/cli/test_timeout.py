@@ -249,6 +249,13 @@ def test_the_short_options_of_later_versions_are_there(shotclock: Any):
     )
 
 
+def test_a_command_that_is_still_being_looked_for_gets_the_signal_too(shotclock: Any):
+    """A long PATH keeps the child from its exec for a tenth of a second. Until then it has the name of a supervisor."""
+    long_path = "/a:" * 40_000 + os.environ["PATH"]
+    ran = shotclock("timeout", "-f", "-p", ".05", "sleep", "10", env={"PATH": long_path})
+    assert ran.code == 143 and ran.elapsed_s < SOON_S, ran
+
+
 def test_it_dies_of_the_signal_that_ended_the_command(start: Any):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         assert start("timeout", "10", "sh", "-c", f"kill -{int(number)} $$").ends() == -number

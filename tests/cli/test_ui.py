@@ -151,6 +151,8 @@ def test_consecutive_commands_act_on_the_same_page(tmp_path: Path, validate_enve
         assert not imported_by("click", "--text", "Buy") & {"asyncio", "pydantic", "sqlite3", "playwright"}
         assert ui("read", "--id", "said")["data"]["stepResults"][0]["data"]["text"] == "bought"
         assert ui("wait", "--text", "Never", "--timeout", "300")["error"]["code"] == "WAIT_TIMEOUT"
+        (tab,) = ui("tabs")["data"]["stepResults"][0]["data"]["tabs"]
+        assert (tab["tab"], tab["title"], tab["active"]) == ("t1", "Shop", True)
         kept = {each["name"]: each["kept"] for each in ui("devices")["data"]["devices"]}
         assert kept["browser"]["open"] is True
         assert interrupted(session)["error"]["code"] == "CANCELLED"

@@ -111,6 +111,7 @@ def seen_by_inspector(server: list[str], step: list[Any], home: Path) -> Any:
     options = [word for pair in zip(OPTIONS[kind], words, strict=True) for word in pair]
     argv = [str(FOLDER / "node_modules/.bin" / name) for name in ("node", "mcp-inspector")]
     argv += ["--cli", "--quiet", "--format", "json", *server, "--method", METHODS[kind]]
+    argv += ["--protocol-era", "auto"] if server[0].startswith("http:") else []  # over stdio the older revision
     argv += [word if isinstance(word, str) else json.dumps(word) for word in options]
     argv += ["--prompt-args", *more] if more else []
     done = subprocess.run(argv, env={**os.environ, "HOME": str(home)}, capture_output=True, timeout=CLIENT_S)

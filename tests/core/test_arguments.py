@@ -86,6 +86,20 @@ def test_what_was_not_asked_for_is_refused_by_name():
     assert signature_of(nothing).check({}) == ({}, [])
 
 
+def test_an_argument_that_is_not_there_is_answered_with_those_that_are() -> None:
+    def place(text: str, kind: str = "home") -> None: ...
+
+    def now() -> None: ...
+
+    for function, name, hint in (
+        (place, "knid", "did you mean kind?"),
+        (place, "colour", "there are text, kind"),
+        (now, "zone", "there are none"),
+    ):
+        (problem,) = signature_of(function).check({"text": "a", name: 1} if function is place else {name: 1})[1]
+        assert problem == {"field": name, "message": f"unknown argument; {hint}"}
+
+
 def test_a_function_that_takes_more_gets_more_and_still_has_its_own_checked():
     signature = signature_of(open_ended)
     assert signature.check({"name": "x", "a": 1, "two words": 2}) == ({"name": "x", "a": 1, "two words": 2}, [])

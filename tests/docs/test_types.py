@@ -1,4 +1,4 @@
-"""What the pages and the examples show passes a strict type checker: an author copies it."""
+"""What the pages, the examples and `shotclock new tool` give an author passes a strict type checker."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shotclock.cli.new_tool import files_of
 from tests.docs.test_docs import BLOCKS, ROOT
 
 pytestmark = pytest.mark.slow
@@ -58,11 +59,21 @@ def write_shown(folder: Path) -> dict[str, str]:
     return written
 
 
+def write_new_tool(folder: Path) -> dict[str, str]:
+    """Write the package of `shotclock new tool my-tool` and its tests; return where each file comes from."""
+    files = {path: text for path, text in files_of("my-tool").items() if path.endswith((".py", "py.typed"))}
+    for path, text in files.items():
+        file = folder / path.removeprefix("src/")  # importable from the folder, as once it is installed
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    return {path.removeprefix("src/"): f"new tool: {path}" for path in files if path.endswith(".py")}
+
+
 @pytest.mark.timeout(MYPY_WITHIN_S + 20)
-def test_examples_and_python_blocks_pass_mypy_strict_and_a_command_keeps_its_signature(tmp_path: Path) -> None:
+def test_examples_blocks_and_a_new_tool_pass_mypy_strict_and_a_command_keeps_its_signature(tmp_path: Path) -> None:
     typed = TYPED.replace(": ...", ":\n    raise NotImplementedError")
     (tmp_path / "typed.py").write_text(typed)
-    written = {"typed.py": "typed.py", **write_shown(tmp_path)}
+    written = {"typed.py": "typed.py", **write_shown(tmp_path), **write_new_tool(tmp_path)}
     (tmp_path / "mypy.ini").write_text("[mypy]\n")  # not the project's own, which an author does not have
     ran = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file", "mypy.ini", *sorted(written)],
@@ -72,7 +83,7 @@ def test_examples_and_python_blocks_pass_mypy_strict_and_a_command_keeps_its_sig
         text=True,
         timeout=MYPY_WITHIN_S,
     )
-    found = re.findall(r"^([\w.]+):(\d+): error: (.*)$", ran.stdout, re.MULTILINE)
+    found = re.findall(r"^([\w./]+):(\d+): error: (.*)$", ran.stdout, re.MULTILINE)
     wrong = [f"{written[name]} +{line}: {message}" for name, line, message in found if name != "typed.py"]
     assert not wrong, "\n".join(wrong)
     meant = {number for number, line in enumerate(typed.splitlines(), 1) if "# error" in line}

@@ -197,10 +197,10 @@ def test_a_process_outside_the_tree_that_holds_the_pipe_does_not_hold_up_the_ans
 def test_a_timeout_kills_the_whole_tree_and_keeps_the_output() -> None:
     script = f"trap '' TERM; {DAEMON}; echo err >&2; sleep 600"
     with pytest.raises(TimeoutExpired) as raised:
-        run(script, shell=True, capture_output=True, text=True, timeout=1)
+        run(script, shell=True, capture_output=True, text=True, timeout=2)
     error = raised.value
     assert is_gone(int(error.stdout))
-    assert (error.stderr, error.timeout, error.cmd) == (b"err\n", 1, script)
+    assert (error.stderr, error.timeout, error.cmd) == (b"err\n", 2, script)
     assert error.survivors == error.leftovers == []
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.stdout, again.survivors) == (str(error), error.stdout, [])
@@ -476,11 +476,11 @@ def test_a_function_runs_commands_within_its_own_deadline_and_none_outlives_it(t
             shared = Operation("shared", runs_commands_in_threads, isolation="shared")
             marked = tmp_path / "pid"
             call = asyncio.create_task(runtime.call(shared, {"seconds": 600, "pids": str(marked)}, Clocks.of("60s")))
-            await soon(marked.exists)
+            await soon(marked.exists, 20)
             call.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await call
-            await soon(lambda: is_gone(int(marked.read_text())))
+            await soon(lambda: is_gone(int(marked.read_text())), 20)  # beyond the grace of 5 s
 
     asyncio.run(asyncio.wait_for(scenario(), 40))
 

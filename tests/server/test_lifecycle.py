@@ -345,6 +345,22 @@ def test_what_keeps_a_server_on_stdin_from_starting_is_the_last_line_of_stderr_a
     assert json.loads(ran.stderr.decode().splitlines()[-1])["error"]["code"] == "TARGET_NOT_FOUND"
 
 
+def test_a_person_who_starts_a_server_on_a_terminal_reads_that_it_is_for_a_client() -> None:
+    ours, theirs = os.openpty()
+    with served("serve", ADVERSARIES, stdin=theirs) as process:
+        os.close(theirs)
+        assert process.stderr is not None
+        os.set_blocking(process.stderr.fileno(), False)
+        said = bytearray()
+        eventually(
+            lambda: said.extend(process.stderr.read() or b"") or b"serving adversaries" in said, STARTED_WITHIN_S
+        )
+        assert b"for the MCP client" in said
+        os.write(ours, b"\x04")  # the end of stdin
+        assert process.wait(ENDED_WITHIN_S) == 0
+    os.close(ours)
+
+
 def test_an_import_that_kills_its_process_is_refused(tmp_path: Path, shotclock: Any, validate_envelope: Any) -> None:
     (tmp_path / "deadly.py").write_text("import os; os._exit(1)\n")
     error = refusal(shotclock, validate_envelope, str(tmp_path / "deadly.py"), env={"SHOTCLOCK_REMAINING_MS": "6000"})
@@ -367,8 +383,10 @@ def test_a_module_is_found_in_the_current_directory_and_missed_elsewhere(
     (tmp_path / "beside.py").write_text("")
     ran = shotclock("serve", "mine:app", cwd=tmp_path)
     assert (ran.code, ran.stdout) == (0, b"")
-    error = refusal(shotclock, validate_envelope, "mine_nowhere:app")
-    assert (error["code"], "mine_nowhere" in error["message"]) == ("TARGET_NOT_FOUND", True)
+    for target in ("mine_nowhere:app", "mine_nowhere.app:app"):
+        error = refusal(shotclock, validate_envelope, target)
+        assert (error["code"], "no module 'mine_nowhere'" in error["message"]) == ("TARGET_NOT_FOUND", True)
+        assert "install its package" in error["suggestion"]
 
 
 def test_options_that_make_no_sense_are_refused_together(

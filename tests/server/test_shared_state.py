@@ -57,6 +57,19 @@ def test_why_an_opening_failed_is_told_to_clients_as_far_as_it_is_meant_for_them
     run(scenario())
 
 
+def test_a_model_reads_that_the_state_is_lost_and_that_it_was_rebuilt(folder: Path) -> None:
+    async def scenario() -> None:
+        async with connected(target=TARGET) as (client, _):
+            assert [each.text for each in (await client.call_tool("count", {})).content] == ["1"]
+            died = await client.call_tool("die", {})
+            assert "the next call opens the lifespan anew" in died.content[0].text, died.content
+            value, note = (await client.call_tool("count", {})).content
+            assert value.text == "1"
+            assert note.text.startswith("Note: the lifespan was opened anew for this call") and "it died" in note.text
+
+    run(scenario())
+
+
 def test_when_the_shared_process_is_killed_among_many_calls_each_is_told_and_the_next_works(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(target=TARGET) as (client, _):
@@ -67,7 +80,7 @@ def test_when_the_shared_process_is_killed_among_many_calls_each_is_told_and_the
                 calls += [envelope_of(client, "reports") for _ in range(10)]
                 calls += [envelope_of(client, "count") for _ in range(100)]
                 pending = [asyncio.ensure_future(call) for call in calls]
-                await soon(lambda number=number: events(folder).count("begun") >= 40 * (number + 1))
+                await soon(lambda number=number: events(folder).count("begun") >= 70 * (number + 1))
                 os.kill(pid, signal.SIGKILL)
                 answers = await asyncio.wait_for(asyncio.gather(*pending), 20)
                 told: Counter[Any] = Counter()
@@ -93,7 +106,9 @@ def test_when_the_shared_process_is_killed_among_many_calls_each_is_told_and_the
     run(scenario())
 
 
-@pytest.mark.parametrize("end", ["EOF", "EOF, slowly", "SIGTERM", "SIGINT", "SIGKILL", "SIGTERM, hanging"])
+@pytest.mark.parametrize(
+    "end", ["EOF", "EOF, asleep", "EOF, slowly", "SIGTERM", "SIGINT", "SIGKILL", "SIGTERM, hanging"]
+)
 def test_the_lifespan_is_closed_however_the_server_ends_unless_it_is_killed(end: str, folder: Path) -> None:
     if "hanging" in end:
         misbehave(folder, "hang closing")
@@ -102,7 +117,7 @@ def test_the_lifespan_is_closed_however_the_server_ends_unless_it_is_killed(end:
     with served("serve", TARGET) as process:
         say(process, 1, "count", {})
         assert hear(process)["result"]["structuredContent"] == {"result": 1}
-        say(process, 2, "waits", {})
+        say(process, 2, *(("sleeps", {"seconds": 60}) if "asleep" in end else ("waits", {})))
         eventually(lambda: "begun" in events(folder))
         if "slowly" in end:  # beside a function that is still there when its grace is over
             say(process, 3, "sleeps", {"seconds": 60})
@@ -116,7 +131,8 @@ def test_the_lifespan_is_closed_however_the_server_ends_unless_it_is_killed(end:
             process.send_signal(getattr(signal, end.partition(",")[0]))
         process.wait(ENDED_WITHIN_S)
         took_s = time.monotonic() - began
-        assert events(folder)[3:] == {"SIGKILL": [], "SIGTERM, hanging": ["closing"]}.get(end, ["closing", "closed"])
+        seen = [each for each in events(folder)[3:] if each != "begun"]
+        assert seen == {"SIGKILL": [], "SIGTERM, hanging": ["closing"]}.get(end, ["closing", "closed"])
         assert took_s < (6 if "hanging" in end else 3)
         assert process.stderr is not None
         said = subprocess.list2cmdline([process.stderr.read().decode()])

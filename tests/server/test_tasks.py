@@ -247,7 +247,7 @@ def test_a_task_asks_its_own_client_and_takes_the_first_answer(home: Home) -> No
         assert not home.job(task_id).spec["questions"]  # an answer may be private
 
 
-def test_a_task_that_asks_is_cancelled_or_lost_and_nobody_is_asked_any_more(home: Home) -> None:
+def test_a_task_that_asks_is_cancelled_or_lost_and_its_question_withdrawn(home: Home) -> None:
     with http_server(target=ASKING) as (url, _):
         task_id, key = asking(url)
         post(url, "tasks/cancel", taskId=task_id)

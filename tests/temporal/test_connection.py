@@ -9,7 +9,6 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import hpack
 import pytest
 
 from shotclock.temporal.connection import AddressError, parse_address, read_address
+from tests.certificates import certificate
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs
 
 LONGEST_HEADER = 1_000_000
@@ -124,34 +124,6 @@ def test_every_subcommand_with_an_engine_takes_them_and_refuses_them_alike(words
         code, envelope = Program([*words, "--json", "--tls"], tmp_path, "alone").ended()
         found = {mistake["field"]: mistake["message"] for mistake in envelope["error"]["errors"]}
         assert code == 2 and found["tls"] == "--tls needs --on"
-
-
-def certificate(folder: Path, name: str, issuer: tuple[object, object] | None) -> tuple[object, object]:
-    """Make a key and a certificate, in files of this name."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    building = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if issuer is None else issuer[1].subject)  # type: ignore[attr-defined]
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-    )
-    made = building.sign(key if issuer is None else issuer[0], hashes.SHA256())  # type: ignore[arg-type]
-    pem = serialization.Encoding.PEM
-    (folder / f"{name}.pem").write_bytes(made.public_bytes(pem))
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / f"{name}.key").write_bytes(private)
-    return key, made
 
 
 class TlsProxy:

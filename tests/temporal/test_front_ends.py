@@ -289,6 +289,7 @@ def test_what_is_decided_in_the_store_of_a_worker_reaches_its_run(cluster: Clust
 
 def test_the_page_shows_runs_and_questions_of_the_engine(front_ends: FrontEnds, runs: Runs, opened: Any) -> None:
     run_id = f"page-{time.monotonic_ns()}"
+    before = front_ends.pending(0).keys() | front_ends.pending(1).keys()
     running = runs.start(
         """
         name: from afar
@@ -299,9 +300,10 @@ def test_the_page_shows_runs_and_questions_of_the_engine(front_ends: FrontEnds, 
         """,
         *("--run-id", run_id, "--heartbeat", "4s"),
     )
+    id = front_ends.wait_for_proposal(0, before)
     expect = pytest.importorskip("playwright.sync_api").expect
     page = opened(front_ends.servers[0], front_ends.operators[0])
-    page.locator("#rows li.row", has_text="deploy").first.click()
+    page.locator(f'#rows li.row[data-id="{id}"]', has_text="deploy").click()
     page.get_by_role("button", name="Approve").click()
     page.get_by_role("button", name="Approve", exact=True).click()
     wait_until((runs.folder / "deployed").exists, "the step that was approved on the page")
@@ -331,7 +333,7 @@ def test_what_is_changed_on_the_page_is_what_runs(front_ends: FrontEnds, runs: R
     id = front_ends.wait_for_proposal(0, before)
     expect = pytest.importorskip("playwright.sync_api").expect
     page = opened(front_ends.servers[0], front_ends.operators[0])
-    page.locator("#rows li.row", has_text="deploy").first.click()
+    page.locator(f'#rows li.row[data-id="{id}"]', has_text="deploy").click()
     page.get_by_role("button", name="Modify").click()
     page.get_by_label("exec").fill("echo here alone | tee -a deployed")
     expect(page.locator(".dl.new .code")).to_contain_text("here alone")

@@ -10,12 +10,9 @@ pytestmark = pytest.mark.usefixtures("no_survivors")
 
 
 @pytest.mark.slow
-def test_a_new_tool_passes_mypy_strict_and_ruff(run_installed: Run, tmp_path: Path) -> None:
+def test_a_new_tool_passes_ruff(run_installed: Run, tmp_path: Path) -> None:
+    """tests/docs/test_types.py has mypy check it, in one run with all else that an author copies."""
     assert run_installed("-m", "shotclock", "new", "tool", "my-tool", "--folder", "here").returncode == 0
-    config = tmp_path / "mypy.ini"
-    config.write_text("[mypy]\n")
-    checked = run_installed("-m", "mypy", "--strict", "--config-file", str(config), "here/src", "here/tests")
-    assert checked.returncode == 0, checked.stdout
     rules = ["--isolated", "--select", "E,F,I,UP,B", "--line-length=120", "--config", 'src=["here/src"]']
     linted = run_installed("-m", "ruff", "check", *rules, "here")
     assert linted.returncode == 0, linted.stdout

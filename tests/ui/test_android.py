@@ -232,6 +232,7 @@ def test_text_that_input_cannot_type_is_refused_before_anything_is_typed(
     ("key", "done"),
     [
         ("back", "[input][keyevent][4]"),
+        ("forward", "[input][keyevent][125]"),
         ("Q", "[input][text][Q]"),
         ("ctrl+a", "[input][keycombination][113][29]"),
         ("+", "[input][text][+]"),
@@ -267,6 +268,30 @@ def test_what_a_phone_refuses_or_cannot_do_is_said(session: Session) -> None:
     ):
         told = session.run({"id": "x", **action}, timeout_ms=5000)
         assert (told["error"] or {}).get("code") == code, told
+
+
+def test_an_execution_with_an_action_that_no_phone_has_is_refused_before_anything_is_sent(
+    phone: ScriptedPhone, session: Session
+) -> None:
+    node = {"textEquals": "Buy"}
+    for action_type, params in (
+        ("hover", {"matcher": node}),
+        ("select_option", {"matcher": node, "options": ["a"]}),
+        ("upload_file", {"matcher": node, "paths": ["/a"]}),
+        ("list_tabs", {}),
+        ("open_tab", {}),
+        ("switch_tab", {"tab": "t1"}),
+        ("close_tab", {}),
+        ("answer_dialog", {"accept": True}),
+    ):
+        told = session.run(act("click", "c", "Buy"), {"id": "x", "type": action_type, "params": params})
+        assert told["error"]["code"] == "ACTION_UNSUPPORTED" and "nothing was sent" in told["error"]["message"], told
+        assert told["error"]["context"]["path"] == "actions.1.type" and phone.log == []
+
+
+def test_a_snapshot_of_one_node_has_what_is_in_it(session: Session) -> None:
+    told = session.run({**SNAP, "params": {"matcher": {"textEquals": "Buy"}}})
+    assert ok(told, "snap")["text"].startswith('- button "Buy"') and "Shop" not in ok(told, "snap")["text"]
 
 
 def test_input_that_android_refuses_is_told_in_its_words(phone: ScriptedPhone, session: Session) -> None:

@@ -34,6 +34,7 @@ def spin(session: Session) -> None:
     frozen(session, told, "OPERATION_TIMEOUT")
     assert told["meta"]["side_effects"] == "unknown"  # the click may have done anything
     page_says(told, "unresponsive")
+    assert told["data"]["page"]["where"] == f"{session.url}/spin" and told["data"]["page"]["next"] == "recovered"
 
 
 def spin_at_once(session: Session) -> None:
@@ -51,6 +52,15 @@ def dialogs(session: Session) -> None:
     if told["data"]["page"]["state"] == "unresponsive":  # the page was brought back, or given up
         told = session.run(session.open("/"))
         assert told["ok"] and told["data"]["stepResults"][0]["data"].keys() == {"where", "status"}, told
+
+
+def confirms(session: Session) -> None:
+    told = session.run(session.open("/confirms"), GO, timeout_ms=BUDGET_MS)
+    assert told["ok"] and data_of(told, "go")["dialogs"] == [{"type": "confirm", "message": "1", "answer": "pending"}]
+    accept = {"id": "yes", "type": "answer_dialog", "params": {"accept": True}}
+    answers = [each["answer"] for each in data_of(session.run(accept, timeout_ms=BUDGET_MS), "yes")["dialogs"]]
+    assert sorted(answers) == ["accepted", "pending"]
+    frozen(session, session.run(SNAP, timeout_ms=BUDGET_MS))
 
 
 def never_comes(session: Session) -> None:
@@ -84,13 +94,9 @@ def killed_browser(session: Session) -> None:
 
 def fifty_thousand_nodes(session: Session) -> None:
     assert session.run(session.open("/many"), timeout_ms=30000)["ok"]
-    told = session.run(SNAP, timeout_ms=BUDGET_MS)
-    assert told["elapsed_ms"] <= BUDGET_MS + 5000
-    if told["ok"]:
-        data = data_of(told, "snap")
-        assert data["truncated"] and len(data["text"]) <= 24000
-    else:
-        frozen(session, told, "EVAL_TIMEOUT", "OPERATION_TIMEOUT")
+    told = session.run(SNAP)
+    data = data_of(told, "snap")
+    assert data["truncated"] and data["nodesLeftOut"] > 45_000 and len(data["text"]) <= 24000
 
 
 def flooding_worker(session: Session) -> None:
@@ -104,6 +110,7 @@ CASES = [
     spin,
     spin_at_once,
     dialogs,
+    confirms,
     never_comes,
     hanging_download,
     crashed_renderer,

@@ -89,7 +89,9 @@ def test_a_prompt_takes_a_text_and_a_second_dialog_of_the_same_click_is_reported
         session.open("/asks"), act("click", "ask", "Both"), {**do("answer_dialog", accept=True), "id": "one"},
         {**do("answer_dialog", accept=False), "id": "two"}, SAID,
     )  # fmt: skip
-    assert [each["answer"] for each in data_of(told, "one")["dialogs"]] == ["accepted", "pending"], told
+    assert {each["message"]: each["answer"] for each in data_of(told, "one")["dialogs"]} == {
+        "One?": "accepted", "Two?": "pending",
+    }, told  # fmt: skip
     assert data_of(told, "said")["text"] == "true,false"
     told = session.run(session.open("/asks"), act("click", "ask", "Ask"), do("answer_dialog", accept=True, text="x"))
     assert told["error"]["code"] == "ACTION_UNSUPPORTED" and told["data"]["position"]["completed"] == 2, told
@@ -111,6 +113,14 @@ def test_any_other_action_dismisses_an_open_dialog_and_does_not_hang(session: Se
         assert dismissed == {"type": "confirm", "message": "Sure?", "answer": "dismissed"}
     told = session.run(session.open("/asks"), act("click", "later", "Later"), act("wait_for_node", "w", "false"))
     assert told["ok"] and data_of(told, "w")["dialogs"][0]["answer"] == "dismissed", told  # it opened during the wait
+
+
+def test_listing_tabs_and_sleeping_leave_a_dialog_open(session: Session) -> None:
+    sleep = act("sleep", "s", durationMs=10)
+    told = session.run(
+        session.open("/asks"), act("click", "ask", "Ask"), TABS, sleep, do("answer_dialog", accept=True), SAID
+    )
+    assert data_of(told, "said")["text"] == "true", told
 
 
 def test_an_alert_is_answered_at_once_and_a_guarded_page_is_left(session: Session) -> None:

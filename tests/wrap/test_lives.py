@@ -44,6 +44,13 @@ def test_a_harmless_call_is_repeated_after_a_crash(tmp_path: Path) -> None:
         assert client.text("die_once") == "alive"
 
 
+def test_a_server_that_is_not_there_is_named_also_where_the_client_says_nothing() -> None:
+    argv = [sys.executable, "-m", "shotclock", "wrap", "--", "no-such-server"]
+    ran = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=ENDED_WITHIN_S)
+    assert (ran.returncode, ran.stdout) == (127, b"")
+    assert b"'no-such-server' was not found" in ran.stderr
+
+
 def test_a_call_without_hints_is_not_repeated(tmp_path: Path) -> None:
     with wrapped(server=[*SERVER, "--die-once", str(tmp_path / "died")]) as client:
         failure(client.ask("die_once"))  # the client has not listed the tools, so no hint was seen

@@ -517,6 +517,10 @@ def _show(envelope: Envelope) -> None:
         return
     if isinstance(data, dict) and list(data) == ["result"]:
         data = data["result"]
+    if isinstance(data, dict) and envelope.code == "INCOMPLETE" and "continue_command" in data:
+        lines = (f"to {word}: {data[key]}\n" for word in ("continue", "cancel") if (key := f"{word}_command") in data)
+        write_quietly(sys.stdout, "".join(lines))
+        return
     blocks = blocks_of(data)
     text = render_value(data) if blocks is None else "\n".join(map(describe_block, blocks))
     write_quietly(sys.stdout, f"{text}\n")

@@ -121,6 +121,9 @@ def change_file(
             return in_child(partial(write, found))
 
         envelope = conclude(call, work)
+        refused: Any = (envelope.error or {}).get("context") or {}
+        if not as_json and "diff" in refused:
+            write_quietly(sys.stderr, visible(f"{refused['diff']}\n"))
         return deliver(envelope, as_json, lambda envelope: draw_answer(name, envelope.data))
 
     return start
@@ -130,7 +133,8 @@ def _ask(plan: ConfigChange) -> None:
     """Show the change and ask. Raises Failure unless a person agrees."""
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         message = "there is no terminal to ask at, and nothing was written; give --yes to write this"
-        raise Failure("ARG_ERROR", message, context={"diff": plan.diff, "notes": list(plan.notes)})
+        context = {"diff": plan.diff, "notes": list(plan.notes)}
+        raise Failure("ARG_ERROR", message, context=context, suggestion="look at the difference, then add --yes")
     notes = "".join(f"{note}\n" for note in plan.notes)
     write_quietly(sys.stderr, visible(f"{plan.diff}\n{notes}"))
     typed = ask_person("Write this? [y/N] ")

@@ -105,9 +105,11 @@ _README = """\
 # $name
 
     pip install -e '.[dev]'
-    $name greet Ada                  # the command line
-    pytest                           # the tests
-    shotclock serve $package.app:app # the MCP server, on stdin and stdout
+    pytest
+
+    # the command line, then the MCP server, on stdin and stdout
+    $name greet Ada
+    shotclock serve $package.app:app
 
 `.mcp.json` (Claude Code), `.cursor/mcp.json` and `.vscode/mcp.json` start the server for a client that is opened in
 this folder, from an environment with both installed. For all of your projects:

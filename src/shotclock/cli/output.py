@@ -149,7 +149,8 @@ def summary_line(envelope: Envelope, program: str = "shotclock") -> str:
         line = f"{program}: {envelope.code}: {envelope.error['message']} ({ending}, {took})"
         # The output of a failed command is above, and the mistakes of a command line are in the message.
         if not envelope.error.get("errors") and envelope.code != "COMMAND_FAILED":
-            line += f"; {envelope.error['suggestion']}"
+            suggestion = str(envelope.error["suggestion"])
+            line += f"; {suggestion.replace('data.continue_command', 'the command above')}"
     for notice in envelope.warnings:
         line += f"\n  {notice['code']}: {notice['message']}"
     return line

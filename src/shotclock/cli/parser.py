@@ -241,7 +241,7 @@ def _read_without_command(table: CommandTable, words: list[str]) -> ParsedLine:
     if not line.wants and line.typed.get("version"):
         line.wants = "version"
     if not line.wants and not line.mistakes:
-        line.refuse(table.kind, f"no {table.kind}; {_list_names(table)}")
+        line.refuse(table.kind, f"missing {table.kind.upper()}; {_list_names(table)}")
     return line
 
 

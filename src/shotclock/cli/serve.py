@@ -55,7 +55,7 @@ def _serve(
         if target != "ui":
             raise Mistaken({"files": "belongs to the target ui"})
         if not os.path.isdir(files):
-            raise Mistaken({"files": f"{files!r} is not a folder"})
+            raise Mistaken({"files": f"{files!r} is no folder"})
     if install is not None:
         words = [f"--{each}" for each in ("elicitation", "reload") if values[each]]
         words += [] if files is None else ["--files", os.path.abspath(files)]

@@ -243,6 +243,10 @@ def _show_steps(envelope: Envelope) -> None:
             _write(f"{data['label']}: {data['value']}")
         else:
             _write(f"{'ok' if step['success'] else 'failed'}  {step['id']}  {step['actionType']}")
+        for note in data.get("opened", ()):
+            _write(f"  opened {' '.join(str(note[key]) for key in ('kind', 'tab', 'where', 'state') if note.get(key))}")
+        for note in data.get("dialogs", ()):
+            _write(f"  {note['answer']} {note['type']}: {note['message']}")
 
 
 def _show_data(envelope: Envelope) -> None:

@@ -152,7 +152,7 @@ class Signature:
             checked = self._validate(arguments)
         except self._invalid as error:
             return {}, [
-                {"field": ".".join(map(str, problem["loc"])) or "arguments", "message": problem["msg"]}
+                {"field": ".".join(map(str, problem["loc"])) or "arguments", "message": self._describe(problem)}
                 for problem in error.errors(include_url=False, include_input=False)
             ]
         values = checked.__dict__
@@ -160,6 +160,15 @@ class Signature:
         if self._takes_more:
             accepted.update(checked.__pydantic_extra__ or {})
         return accepted, []
+
+    def _describe(self, problem: Mapping[str, Any]) -> str:
+        if problem["type"] != "extra_forbidden" or len(problem["loc"]) != 1:
+            return str(problem["msg"])
+        from difflib import get_close_matches  # takes 5 ms
+
+        near = get_close_matches(str(problem["loc"][0]), self._fields, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(self._fields) or 'none'}"
+        return f"unknown argument; {hint}"
 
     def accept_plain(self, arguments: Mapping[str, object]) -> dict[str, object] | None:
         """Return the arguments where all of them have exactly the declared types, else None."""

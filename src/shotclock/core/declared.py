@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from typing import Any, NamedTuple, TypedDict
@@ -16,6 +17,9 @@ from .proposal import Policy
 
 RESERVED = {CONFIRM_FLAG, "help"}
 """Names that a parameter cannot have. The first is an argument over MCP as well; the second describes the command."""
+
+
+_APP_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 class Declared(TypedDict, total=False):
@@ -54,6 +58,12 @@ DEFAULT_OPTIONS: Declared = {
     **{"isolation": "auto", "mutates": True, "idempotent": False, "destructive": False},
     **{"steps": (), "exit_codes": (), "stdin": False, "mcp": True},
 }
+
+
+def check_app_name(name: str) -> None:
+    if not _APP_NAME.fullmatch(name):
+        near = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-").lstrip("-0123456789") or "my-tool"
+        raise ValueError(f"an app's name is lower case words joined by hyphens, such as {near!r}, not {name!r}")
 
 
 def check_options(name: str, options: Declared, parameters: list[HandlerParameter]) -> None:

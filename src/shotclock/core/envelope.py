@@ -10,6 +10,7 @@ import re
 import traceback
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from types import TracebackType
 from typing import Any
 
 from .clocks import Fired
@@ -24,6 +25,8 @@ CONTROLS_EXTENSION = "shotclock.dev/controls"
 LONGEST_MESSAGE = 4_000
 _MOST_FRAMES = 40
 _LONGEST_TRACEBACK = 32_000
+# Frames between a caller and the function that raised: ours, and the event loop's.
+_CALLERS = (f"{__file__.rpartition('/core/')[0]}/", f"{traceback.__file__.rpartition('/')[0]}/asyncio/")
 MOST_CHANGES = 10
 _HALF = "[\ud800-\udfff]"
 
@@ -224,8 +227,17 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
         text = str(error)
     except Exception:
         text = "(its message cannot be shown)"
-    lines = "".join(traceback.format_exception(error, limit=_MOST_FRAMES))
+    raised = _without_callers(error.__traceback__)
+    lines = "".join(traceback.format_exception(type(error), error, raised, limit=_MOST_FRAMES))
     return type(error).__name__, shorten(text), shorten(lines, _LONGEST_TRACEBACK)
+
+
+def _without_callers(raised: TracebackType | None) -> TracebackType | None:
+    """Return the traceback from the first frame of the author's code, if it has one."""
+    found = raised
+    while found is not None and found.tb_frame.f_code.co_filename.startswith(_CALLERS):
+        found = found.tb_next
+    return found or raised
 
 
 def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool, effects: SideEffects) -> dict[str, object]:

@@ -184,7 +184,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("PRECONDITION", 4, 412, False, NONE, "Something has to be there or be done first.",
                    "error.message names the missing thing"),
         ErrorEntry("NOT_FOUND", 5, 404, False, NONE, "Something that the command needs does not exist.",
-                   "check the spelling and the directory"),
+                   "check the spelling"),
         ErrorEntry("CONFLICT", 6, 409, False, NONE, "Something that is there already prevents it.",
                    "look at what is there, then choose another name or remove it"),
         ErrorEntry("PERMISSION_DENIED", 7, 403, False, UNKNOWN, "The command may not do that.",
@@ -294,7 +294,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
                    "define it at the top level of an importable module, or use isolation='inline' if it is async"),
         ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised an unexpected exception.",
-                   "a bug in the handler: its traceback is on stderr; to give callers a message, raise Failure(text)"),
+                   "a bug in the function: its traceback is on stderr; to give callers a message, raise Failure(text)"),
         ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",
                    "call the command through its app; error.message says what is wrong with the store"),
         # Questions to the client.
@@ -351,6 +351,7 @@ _WARNINGS: dict[str, str] = {
     "LOOP_CAP": "A step sent the run back too often; the run continues without it.",
     "REPLAYED": "This call was answered before; nothing ran again.",
     "RESULT_CHANGED": "Part of the result was converted for JSON; context.changes lists the places.",
+    "LOG_INCOMPLETE": "The client read slowly and did not get all log messages of the call.",
     "DEADLINE_UNREADABLE": "An inherited deadline could not be read and was not used.",
 }
 

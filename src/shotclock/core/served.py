@@ -132,6 +132,19 @@ def served_spec(
     )
 
 
+def find_idle_completions(app: str, served: Iterable[CommandSpec]) -> list[str]:
+    """Return a sentence for each completion of an argument that neither a prompt nor a template has."""
+    specs = list(served)
+    known = {
+        f"completion {spec.name.partition(' ')[2]} {argument}"
+        for spec in specs
+        for argument in spec.input_schema["properties"]
+        if spec.kind != "completion"
+    }
+    idle = (spec.name for spec in specs if spec.kind == "completion" and spec.name not in {*known, "completion *"})
+    return [f"{app}: {name} completes nothing: no prompt and no template has this argument" for name in idle]
+
+
 def _check_resource(uri: str, parameters: Mapping[str, bool]) -> str:
     if is_template(uri):
         template = parse_template(uri)

@@ -259,9 +259,13 @@ def _not_an_app(target: Target, described: Envelope) -> Failure:
 
 def _import_failure(target: Target, imported: Envelope) -> Failure:
     context, message = _context(imported), (imported.error or {}).get("message")
-    missing = f"No module named {target.module!r}"
-    if context.get("exception") == "ModuleNotFoundError" and target.module and missing in str(message):
-        return Failure("TARGET_NOT_FOUND", f"there is no module {target.module!r} on the path or in this directory")
+    if context.get("exception") == "ModuleNotFoundError" and target.module:
+        parts = target.module.split(".")
+        for name in (".".join(parts[: end + 1]) for end in range(len(parts))):
+            if f"No module named {name!r}" in str(message):
+                where = f"for {sys.executable}, nor in this directory"
+                suggestion = "install its package there, start in its folder, or name its file: path/to/file.py:app"
+                return Failure("TARGET_NOT_FOUND", f"there is no module {name!r} {where}", suggestion=suggestion)
     return Failure("TARGET_UNUSABLE", f"importing {target} failed: {message}", context=_shorten_context(context))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 from collections.abc import Coroutine, Mapping
@@ -28,7 +27,7 @@ from ..core.value_types import replace
 from ..inbox.approval import Approvals, ask_person
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
-from ..process.context import ASK_CLIENT, ASK_LIMIT_MS, URL_COMPLETED
+from ..process.context import ASK_CLIENT, ASK_LIMIT_MS, URL_COMPLETED, check_question
 from ..process.kernel import this_process
 from ..process.runners import runners_folder, withdraw
 from ..runtime import telemetry
@@ -48,8 +47,6 @@ from .job_log import Logbook
 
 # Between two heartbeats of a runner, with a check whether it should stop.
 BEAT_S = 0.25
-MOST_QUESTIONS = 20  # to the client of the task, at the same time
-LONGEST_QUESTION = 1024 * 1024
 LONGEST_NAME = 100
 # The shortest time between two writes of progress; the last is always written.
 PROGRESS_NS = 200_000_000
@@ -180,9 +177,7 @@ class JobListener(CommandListener):
         if asks is None or self.call is None:
             raise Failure("CANNOT_ASK", "the job was not started as a task by an MCP client")
         check_capabilities(asks, method, params)
-        if len(json.dumps(params)) > LONGEST_QUESTION or self._asking >= MOST_QUESTIONS:
-            most = f"{MOST_QUESTIONS} questions of {LONGEST_QUESTION} characters at a time"
-            raise Failure("CANNOT_ASK", f"a job asks at most {most}")
+        check_question(params, self._asking)
         key = f"{name[:LONGEST_NAME]}-{secrets.token_hex(8)}"
         self._asking += 1
         try:

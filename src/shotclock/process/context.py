@@ -14,6 +14,7 @@ import _posixsubprocess
 import asyncio
 import contextlib
 import inspect
+import json
 import math
 import os
 import signal
@@ -53,6 +54,8 @@ RESOURCE_UPDATED = "resource updated"
 ASK_CLIENT = "ask client"
 URL_COMPLETED = "notifications/elicitation/complete"
 ASK_LIMIT_MS = 10 * 60_000  # for a person to answer
+MOST_QUESTIONS = 20  # of one call at the same time
+LONGEST_QUESTION = 1024 * 1024  # as JSON
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 LONGEST_LOG = 10_000
 
@@ -334,6 +337,14 @@ class Context(Generic[S]):
 
 _SEVERITIES = {"notice": "INFO", "alert": "CRITICAL", "emergency": "CRITICAL"}
 """Of levels that Python's logging does not have."""
+
+
+def check_question(params: Mapping[str, Any], asked: int) -> None:
+    """Raise Failure CANNOT_ASK for a question that is too long, or one too many beside those of the call."""
+    if asked >= MOST_QUESTIONS:
+        raise Failure("CANNOT_ASK", f"a call asks at most {MOST_QUESTIONS} questions at the same time")
+    if (length := len(json.dumps(params))) > LONGEST_QUESTION:
+        raise Failure("CANNOT_ASK", f"the question has {length} characters, {LONGEST_QUESTION} are the most")
 
 
 async def _read_later(answer: Awaitable[Any], read: Callable[[Any], Any]) -> Any:

@@ -9,8 +9,8 @@ def find(name: str, db: Annotated[Db, Depends(database)]) -> list[str]: ...
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import wraps
 from typing import Any, get_args, get_type_hints
 
@@ -58,7 +58,6 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
     if not dependencies:
         return function
     every = [each for dependency in dependencies.values() for each in _check(dependency)]
-    is_async = any(_is_async(each.function) for each in every)
     written = inspect.signature(function)
     wanted = context_name(function)
     name = function.__name__
@@ -80,19 +79,10 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
 
         @wraps(function)
         def run(**named: Any) -> Any:
-            context, stack = split(named), AsyncExitStack()
-
-            async def close(error: BaseException | None) -> bool:
-                return bool(await stack.__aexit__(type(error) if error else None, error, None))
-
-            try:
-                result = function(**named, **_finish(_open(dependencies, context, stack, {}), is_async))
-            except BaseException as error:
-                if _finish(close(error), is_async, is_clean_up=True):
-                    raise _swallowed(name) from error
-                raise
-            _finish(close(None), is_async, is_clean_up=True)
-            return result
+            context = split(named)
+            with ExitStack() as stack:
+                return function(**named, **_open_for_sync(dependencies, context, stack, {}))
+            raise _swallowed(name)
 
     kept = [parameter for parameter in written.parameters.values() if parameter.name not in dependencies]
     if wanted is None:
@@ -117,10 +107,6 @@ def _check(dependency: Dependency) -> list[Dependency]:
     return [dependency, *(each for needed in inner.values() for each in _check(needed))]
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-
-
 async def _open(
     dependencies: Mapping[str, Dependency], context: Any, stack: AsyncExitStack, opened: dict[Any, Any]
 ) -> dict[str, Any]:
@@ -130,8 +116,7 @@ async def _open(
         function = dependency.function
         if function not in opened:
             arguments = await _open(find_dependencies(function), context, stack, opened)
-            if (wanted := context_name(function)) is not None:
-                arguments[wanted] = context
+            arguments |= _context_for(function, context)
             if inspect.isasyncgenfunction(function):
                 opened[function] = await stack.enter_async_context(asynccontextmanager(function)(**arguments))
             elif inspect.isgeneratorfunction(function):
@@ -143,15 +128,43 @@ async def _open(
     return values
 
 
-def _finish(coroutine: Coroutine[Any, Any, Any], is_async: bool, *, is_clean_up: bool = False) -> Any:
-    """Run a coroutine for a sync function; without a loop if nothing in it can wait."""
-    if is_async:
-        return finish(coroutine, is_clean_up=is_clean_up)
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        return done.value
-    raise RuntimeError("a sync dependency awaited something")
+def _open_for_sync(
+    dependencies: Mapping[str, Dependency], context: Any, stack: ExitStack, opened: dict[Any, Any]
+) -> dict[str, Any]:
+    """Do the same for a sync function: its sync dependencies run in its thread, async ones on the loop."""
+    values = {}
+    for name, dependency in dependencies.items():
+        function = dependency.function
+        if function not in opened:
+            arguments = _open_for_sync(find_dependencies(function), context, stack, opened)
+            arguments |= _context_for(function, context)
+            if inspect.isasyncgenfunction(function):
+                opened[function] = stack.enter_context(_OnLoop(asynccontextmanager(function)(**arguments)))
+            elif inspect.isgeneratorfunction(function):
+                opened[function] = stack.enter_context(contextmanager(function)(**arguments))
+            else:
+                made = function(**arguments)
+                opened[function] = finish(made) if inspect.iscoroutine(made) else made
+        values[name] = opened[function]
+    return values
+
+
+def _context_for(function: Callable[..., Any], context: Any) -> dict[str, Any]:
+    wanted = context_name(function)
+    return {} if wanted is None else {wanted: context}
+
+
+class _OnLoop(AbstractContextManager[Any]):
+    """An async context manager for a sync function."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def __enter__(self) -> Any:
+        return finish(self._manager.__aenter__())
+
+    def __exit__(self, *raised: object) -> bool | None:
+        return finish(self._manager.__aexit__(*raised), is_clean_up=True)  # type: ignore[no-any-return]
 
 
 def _swallowed(name: str) -> RuntimeError:

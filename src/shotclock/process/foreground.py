@@ -30,6 +30,7 @@ LAST_WORD_MS = 500
 # The time of a command between SIGTERM and SIGKILL when its owner is gone: no one waits for its result any more.
 OWNER_GRACE_MS = 1_000
 OWNER_GONE = "the process that it belongs to is gone"
+_DESCRIPTORS_NEEDED = 8  # of the supervisor, which finds and kills the processes of a command, and ours
 ONE_WISH_MS = 200  # `timeout` and others signal a process and its group at once: that counts as one signal
 
 # On a terminal the keyboard sends these to the command as well as to us.
@@ -209,6 +210,17 @@ def run(
     return finish(supervisor, task, signals, report)
 
 
+def _check_descriptors() -> None:
+    """Raise OSError where so few descriptors are left that the supervisor could not look after a command."""
+    held: list[int] = []
+    try:
+        for _ in range(_DESCRIPTORS_NEEDED):
+            held.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
 def start(
     task: CommandTask, signals: TerminalSignals, handed: Sequence[int] = (), ours: Sequence[int] = ()
 ) -> tuple[int, ipc.Socket] | CommandReport:
@@ -219,7 +231,11 @@ def start(
     if kernel.find_unfitness() is not None:
         return CommandReport(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
-    control, theirs = ipc.pair()
+    try:
+        _check_descriptors()
+        control, theirs = ipc.pair()
+    except OSError as error:
+        return CommandReport(unstartable=("fork", error.errno or 0))
     if task.shares_group:
         signals.leave_keyboard_to_command()
     try:

@@ -43,28 +43,45 @@ class Variable(NamedTuple):
 def find_changed_globals(commands: Mapping[str, Sequence[Callable[..., Any]]]) -> dict[str, list[str]]:
     """Return the globals that each command uses and that some command changes, by the name of the command."""
     search = _Search()
-    used = {name: [one for each in functions for one in search.follow(each)] for name, functions in commands.items()}
+    used = {name: search.follow(functions) for name, functions in commands.items()}
     found = {name: [each.name for each in variables if each in search.changed] for name, variables in used.items()}
     return {name: list(dict.fromkeys(names)) for name, names in found.items() if names}
+
+
+def note_changed_globals(app: str, commands: Mapping[str, Sequence[Callable[..., Any]]]) -> tuple[str, ...]:
+    """Return one line for the author of an App whose commands in worker processes change module globals."""
+    found = find_changed_globals(commands)
+    if not found:
+        return ()
+    uses = "; ".join(f"{name} uses {', '.join(names)}" for name, names in found.items())
+    remedy = "keep it in @app.lifespan and read ctx.state, or declare isolation='shared'"
+    silence = "isolation='process' says that it is meant so"
+    return (f"{app}: every worker process has module globals of its own ({uses}): {remedy}; {silence}",)
 
 
 class _Search:
     def __init__(self) -> None:
         self.changed: set[Variable] = set()
-        self._used: dict[object, list[Variable]] = {}
+        self._found: dict[FunctionType, list[Variable | FunctionType]] = {}
 
-    def follow(self, function: Callable[..., Any]) -> list[Variable]:
-        """Return the globals that a function uses, also in functions that it calls."""
-        function = inspect.unwrap(function)
-        if not isinstance(function, FunctionType) or not _is_own(function.__module__):
-            return []
-        if function not in self._used:
-            used = self._used[function] = []
-            for code in codes_of(function.__code__):
-                used += self._look_at(list(dis.get_instructions(code)), function.__globals__)
-        return self._used[function]
+    def follow(self, functions: Sequence[Callable[..., Any]]) -> list[Variable]:
+        """Return the globals that functions use, also in functions that they call."""
+        waiting: list[Any] = [inspect.unwrap(each) for each in reversed(functions)]
+        used, seen = [], set()
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, Variable):
+                used.append(each)
+            elif isinstance(each, FunctionType) and each not in seen and _is_own(each.__module__):
+                seen.add(each)
+                if each not in self._found:
+                    codes = codes_of(each.__code__)
+                    found = [self._look_at(list(dis.get_instructions(code)), each.__globals__) for code in codes]
+                    self._found[each] = [one for part in found for one in part]
+                waiting += reversed(self._found[each])
+        return used
 
-    def _look_at(self, instructions: list[dis.Instruction], variables: _Globals) -> Iterator[Variable]:
+    def _look_at(self, instructions: list[dis.Instruction], variables: _Globals) -> Iterator[Variable | FunctionType]:
         for at, each in enumerate(instructions):
             if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 yield Variable(id(variables), each.argval)
@@ -73,7 +90,9 @@ class _Search:
             elif each.opname == "LOAD_GLOBAL":
                 yield from self._look_at_use(each.argval, variables, _chain(instructions, at))
 
-    def _look_at_use(self, name: str, variables: _Globals, chain: list[dis.Instruction]) -> Iterator[Variable]:
+    def _look_at_use(
+        self, name: str, variables: _Globals, chain: list[dis.Instruction]
+    ) -> Iterator[Variable | FunctionType]:
         value = variables.get(name)
         if isinstance(value, ModuleType):
             if _is_own(value.__name__) and chain and chain[0].opname in _LOADS:
@@ -82,7 +101,7 @@ class _Search:
         variable = Variable(id(variables), name)
         yield variable
         if isinstance(value, FunctionType):
-            yield from self.follow(value)
+            yield _innermost(value)
         elif isinstance(value, _CONTAINERS):
             if _changes(chain):
                 self.changed.add(variable)
@@ -93,7 +112,7 @@ class _Search:
             if _changes(chain) if method is None else _changes_itself(method, value, set()):
                 self.changed.add(variable)
             if method is not None:
-                yield from self.follow(method)
+                yield method
 
 
 def _chain(instructions: list[dis.Instruction], at: int) -> list[dis.Instruction]:
@@ -148,8 +167,14 @@ def _changes_itself(method: FunctionType, value: object, seen: set[CodeType]) ->
 
 def _method(value: object, name: object) -> FunctionType | None:
     found = getattr(type(value), str(name), None)
-    method = inspect.unwrap(found) if callable(found) else None
-    return method if isinstance(method, FunctionType) else None
+    return _innermost(found) if isinstance(found, FunctionType) else None
+
+
+def _innermost(function: FunctionType) -> FunctionType:
+    """Return the function that decorators have wrapped. Only functions are asked: other objects may answer anything."""
+    while isinstance(inner := vars(function).get("__wrapped__"), FunctionType) and inner is not function:
+        function = inner
+    return function
 
 
 def _is_tested(instructions: list[dis.Instruction], load: str, name: str) -> bool:

@@ -366,7 +366,7 @@ class SharedCall(RunningCall):
         return None
 
     async def _run_in_thread(self, bound: Callable[[], Any]) -> Reply:
-        """Run a sync function in a thread, and wait for its end, whatever happens."""
+        """Run a sync function in a thread, and wait for its end, also if the task is cancelled."""
         self._is_in_thread = True
         wait_in_thread.set(self._wait_in_thread)
         try:

@@ -729,7 +729,8 @@ class Supervisor:
         below = self._runners.list_others()
         guarded: set[int] = set()
         for pid in below:
-            if pid not in guarded and kernel.name_of(pid) == SUPERVISOR_NAME:
+            # Until its exec our own child has our name.
+            if pid != self._leader and pid not in guarded and kernel.name_of(pid) == SUPERVISOR_NAME:
                 guarded.update((pid, *kernel.descendants(pid)))
         return [pid for pid in below if pid not in guarded]
 

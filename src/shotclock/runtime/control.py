@@ -31,6 +31,8 @@ from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .call import Call, WindDown, WorkView
 
+# For the order to move a bell to reach the supervisor. If the bell is nearer, it may ring before that.
+MOVED_WITHIN_MS = 50
 PROGRESS_KEPT = 20
 LOOK_LIMIT_S = 1.0  # only a stopped supervisor exhausts it
 # Only a blocked loop exhausts it. Less than the patience of a client of the control channel.
@@ -385,7 +387,8 @@ class CallControl:
         call, now_ns = self.call, monotonic_ns()
         if not self._person_waits:
             self._person_since_ns, self._lent = now_ns, call.bound
-            self._extend_limit(limit_ms)
+            if call.bound.bell is None or call.bound.bell.remaining_ms(now_ns) > MOVED_WITHIN_MS:
+                self._extend_limit(limit_ms)
             if self._soft is not None:
                 self._soft.cancel()
             if call.work is not None:

@@ -372,6 +372,7 @@ class ChildProcesses:
         self._environment = environment
         self._pool: WorkerPool | None = None
         self._shared: WorkerPool | None = None
+        self._closing_states: asyncio.Future[None] | None = None
         self._zygote: socket.socket | None = None
         self._zygote_pids = [] if preloaded is None or preloaded.pid is None else [preloaded.pid]
         self.commands = Supervisors(self._request_fork)
@@ -477,9 +478,14 @@ class ChildProcesses:
                 continue_ours()
             await asyncio.sleep(ZYGOTE_PAUSE_S)
 
-    async def _close_workers(self) -> None:
+    async def close_states(self) -> None:
         if self._shared is not None:
-            await self._shared.close_states()
+            if self._closing_states is None:
+                self._closing_states = asyncio.ensure_future(self._shared.close_states())
+            await asyncio.shield(self._closing_states)
+
+    async def _close_workers(self) -> None:
+        await self.close_states()
         workers: list[Worker] = []
         for pool in (self._pool, self._shared):
             if pool is not None:

@@ -509,7 +509,7 @@ class ProcessCall(HandlerWork):
 
     def _end_grace(self, now_ns: int) -> None:
         worker = self.worker
-        if worker is None or not worker.is_shared or worker.is_ending:
+        if worker is None or not worker.is_shared or worker.is_ending or worker.is_closing_states:
             return
         worker.read_what_is_there()
         if worker.calls.get(self.number) is not self:

@@ -114,6 +114,7 @@ class Worker:
         self._opened: set[str] = set()
         """The Apps whose lifespan was open in it."""
         self.states_closed: asyncio.Future[None] = self._loop.create_future()
+        self.is_closing_states = False
         self._patience: Patience | None = None
         self._further: dict[int, asyncio.Task[None]] = {}
         self._outbox = bytearray()
@@ -256,7 +257,8 @@ class Worker:
         return bool(self._words[STATES]) and self.is_up and not self.is_ending
 
     def close_states(self) -> None:
-        """Have the shared process stop its calls and close its lifespans."""
+        """Have the shared process stop its calls and close its lifespans. It is killed after that, not before."""
+        self.is_closing_states = True
         self.send(CloseStates())
 
     def _note_states_closed(self) -> None:

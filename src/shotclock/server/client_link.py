@@ -11,7 +11,6 @@ docs/design.md: R27.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections import deque
 from collections.abc import Coroutine, Mapping
@@ -43,10 +42,9 @@ from pydantic import BaseModel, ValidationError
 
 from ..core.client_forms import check_capabilities
 from ..core.clocks import format_duration
-from ..core.content import LONGEST_CONTENT
 from ..core.errors import Failure
 from ..process.clock import monotonic_ns
-from ..process.context import ASK_LIMIT_MS, LOG_LEVELS, URL_COMPLETED
+from ..process.context import ASK_LIMIT_MS, LOG_LEVELS, URL_COMPLETED, check_question
 from ..runtime.call import Call
 from ..runtime.control import control_of
 from .listing import Context
@@ -136,6 +134,11 @@ class ClientLink:
         if self.progress is not None:
             await self.progress.finish()
 
+    @property
+    def unread(self) -> int:
+        """Return how many log messages the client has not got, and does not get once this is abandoned."""
+        return self._dropped + len(self._unsent)
+
     def abandon(self) -> None:
         """Send nothing more: the request has its answer, or the client has left."""
         self._ctx = None
@@ -166,14 +169,15 @@ class ClientLink:
     async def _send(self, ctx: Context) -> None:
         try:
             with suppress(Exception):  # the client has left
-                while self._unsent:
-                    level, message, logger = self._unsent[0]
+                while self._unsent or self._dropped:
+                    lost = 0 if self._unsent else self._dropped
+                    note = "warning", f"{lost} messages were dropped: the client reads slowly", None
+                    level, message, logger = note if lost else self._unsent[0]
                     params = LoggingMessageNotificationParams(level=level, data=message, logger=logger)  # type: ignore[arg-type]
                     await ctx.session.send_notification(LoggingMessageNotification(params=params), ctx.request_id)
-                    self._unsent.popleft()
-                    if self._dropped and not self._unsent:
-                        lost, self._dropped = self._dropped, 0
-                        self._unsent.append(("warning", f"{lost} messages were dropped: the client reads slowly", None))
+                    self._dropped -= lost
+                    if not lost:
+                        self._unsent.popleft()
         finally:
             self._sending = None
 
@@ -213,6 +217,7 @@ class ClientLink:
         if ctx is None or call is None:
             raise Failure("CANNOT_ASK", "the client has left")
         check_capabilities(capabilities_of(ctx), method, params)
+        check_question(params, self._waits)
         is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         if params.get("mode") == "url" and not is_modern:
             self._url_ids[name] = secrets.token_hex(16)
@@ -279,8 +284,6 @@ def capabilities_of(ctx: Context) -> dict[str, Any]:
 
 def checked_request(method: str, params: Mapping[str, Any]) -> Any:
     """Return a question as a request of the SDK. Raises Failure CANNOT_ASK."""
-    if (length := len(json.dumps(params))) > LONGEST_CONTENT:
-        raise Failure("CANNOT_ASK", f"the question has {length} characters, {LONGEST_CONTENT} are the most")
     try:
         return KINDS[method].request.model_validate({"method": method, "params": params})
     except ValidationError as error:

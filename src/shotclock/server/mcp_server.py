@@ -114,10 +114,10 @@ class McpServer:
         )
         sdk.add_request_handler("tools/list", PaginatedRequestParams, list_tools)
         sdk.get_tool_input_schema = schemas.get
-        sdk.middleware[:] = [middleware]
+        sdk.middleware[:] = [*([clients.subscriptions.notice_client] if self._reloads else []), middleware]
         if own_tools is None:
             clients.log_levels.offer(sdk)
-        # What can be reloaded may have anything later, and the handlers cannot be taken away.
+        # A later program may have resources, prompts or tasks, and handlers cannot be removed.
         offer_resources(sdk, catalogue, middleware.serve, clients.subscriptions, always=self._reloads)
         offer_prompts(sdk, catalogue, middleware.serve, always=self._reloads)
         middleware.tasks.offer(sdk, always=self._reloads)
@@ -131,6 +131,10 @@ class McpServer:
 
     async def close_runtimes(self) -> None:
         await asyncio.gather(*(each.dispatcher.runtime.close() for each in (self.middleware, *self.former)))
+
+    async def close_states(self) -> None:
+        """Close the lifespans of the Apps. Their runtimes are closed next."""
+        await asyncio.gather(*(each.dispatcher.runtime.close_states() for each in (self.middleware, *self.former)))
 
     def health(self) -> Mapping[str, object]:
         runtime, counts = self.dispatcher.runtime, self.middleware.counts

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 from ..core.catalogue import Catalogue
+from ..core.clocks import WallTime
 from ..core.errors import Failure
 from ..core.value_types import value
 from ..dispatch.dispatcher import Dispatcher
@@ -49,13 +50,15 @@ class Reloader:
         self,
         target: Target,
         server: McpServer,
+        since: WallTime,
         begin: Callable[[], Runtime],
         connect: Connect,
         say: Callable[[str], None],
     ) -> None:
-        """Prepare. `begin` makes the runtime of a program, and `connect` makes its commands callable."""
+        """Prepare. `since` is before the first import, `begin` makes the runtime of a program, and `connect` makes its
+        commands callable."""
         self._target, self._server, self._say = target, server, say
-        self._begin, self._connect = begin, connect
+        self._since, self._begin, self._connect = since, begin, connect
         self._files: list[str] = []
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -63,7 +66,11 @@ class Reloader:
     async def watching(self) -> AsyncIterator[None]:
         """Reload until this is left."""
         self._files = await learn_files(self._server.dispatcher.runtime, self._target)
-        watching = asyncio.create_task(self._watch(read_marks(self._files)))
+        marks = read_marks(self._files)
+        for file, mark in marks.items():
+            if mark is not None and mark[0] // 1_000_000 >= self._since.ms:
+                marks[file] = None  # edited while the server started, perhaps after the import
+        watching = asyncio.create_task(self._watch(marks))
         try:
             yield
         finally:

@@ -26,6 +26,8 @@ LONGEST_RESULT = LONGEST_CONTENT
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 _NULL: JsonSchema = {"type": "null"}
+# Warnings that a model has to read: what it believes about the state of the App is no longer true.
+_LOSSES = ("HOST_REPLACED", "STATE_REBUILT")
 # Has FastMCP's client return the value itself as `data`, and not an object with it.
 _UNWRAP = {"wrap_result": True}
 # Of work that continues, or that a person has not approved.
@@ -81,7 +83,10 @@ def render_result(
     envelope = make_fit(envelope)
     is_failure = not envelope.ok and not is_unfinished(envelope)
     blocks = blocks_of(_value_of(envelope)) if envelope.ok and not has_schema else None
-    result: dict[str, Any] = {"content": blocks or _content(envelope, shown), "isError": is_failure}
+    content = blocks or _content(envelope, shown)
+    if not is_failure:
+        content = [*content, *(_text(f"Note: {loss}.") for loss in _losses(envelope))]
+    result: dict[str, Any] = {"content": content, "isError": is_failure}
     if not is_failure and blocks is None and (structured := _structured(envelope, is_wrapped)) is not None:
         result["structuredContent"] = structured
     meta: dict[str, Any] = {ENVELOPE_KEY: envelope.to_dict()}
@@ -125,6 +130,10 @@ def _content(envelope: Envelope, shown: str | None) -> list[dict[str, Any]]:
     return [] if value is None else [_text(value)]
 
 
+def _losses(envelope: Envelope) -> list[str]:
+    return [str(each["message"]) for each in envelope.warnings if each["code"] in _LOSSES]
+
+
 def _text(value: object) -> dict[str, Any]:
     return {"type": "text", "text": as_text(value)}
 
@@ -150,8 +159,9 @@ def describe_failure(envelope: Envelope) -> str:
         if "cancel_command" in data:
             sentences.append(f"To cancel: {data['cancel_command']}")
     else:
-        sentences += [*_own_suggestion(error), _advise(envelope)]
-    return ". ".join(sentence[:1].upper() + sentence[1:].rstrip(".") for sentence in sentences) + "."
+        sentences += [*_losses(envelope), *_own_suggestion(error), _advise(envelope)]
+    ended = (sentence if sentence.endswith("?") else sentence.rstrip(".") + "." for sentence in sentences)
+    return " ".join(sentence[:1].upper() + sentence[1:] for sentence in ended)
 
 
 def _own_suggestion(error: dict[str, Any]) -> list[str]:

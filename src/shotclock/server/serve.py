@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from .._version import __version__
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
-from ..core.clocks import Clocks, DurationError, format_duration, parse_duration_ms
+from ..core.clocks import Clocks, DurationError, WallTime, format_duration, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.value_types import replace, value
@@ -45,6 +45,7 @@ MOST_WORKERS = 256  # every hanging sync call holds a process. Further calls wai
 WARM_UP_S = 10.0  # for the first workers to start before clients are served; a call before that only waits longer
 LAST_ANSWERS_S = 1.0  # for the last answers to reach their clients, once everything is stopped
 TRANSPORT_ENDS_S = 5.0  # for the transport to end. Each of its own waits is shorter
+FOR_CLIENTS = "for the MCP client that starts this command; for HTTP: `shotclock serve … --http HOST:PORT`"
 
 
 @value
@@ -266,6 +267,7 @@ async def _serve(
     reloaded: Target | None = None,
 ) -> int:
     """Run a server until the end of its last process, and return the exit code."""
+    began = wall_time()
     signals = StopSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(keep_users_code_out())
@@ -293,9 +295,11 @@ async def _serve(
                 for line in (*backstop_warnings(catalogue, server.operation_timeout_ms), *catalogue.notes):
                     stderr.say(line)
                 if reloaded is not None:
-                    reloader = _reloader_of(reloaded, server, options, stderr.say)
+                    reloader = _reloader_of(reloaded, server, options, began, stderr.say)
                     await running.enter_async_context(reloader.watching())
                 if sock is None:
+                    if os.isatty(wire[0]):  # a person, who would wait for a prompt
+                        stderr.say(f"serving {catalogue.name} on stdin and stdout, {FOR_CLIENTS}")
                     await _serve_stdio(server, signals, *wire)
                 else:
                     stderr.say(f"serving {catalogue.name} on {url_of(sock.getsockname()[:2], '/mcp')}")
@@ -318,7 +322,9 @@ def _connect(
     return Dispatcher(catalogue, runtime, program=program, store_of=beside.store, inbox_of=beside.inbox)
 
 
-def _reloader_of(target: Target, server: McpServer, options: Options, say: Callable[[str], None]) -> Reloader:
+def _reloader_of(
+    target: Target, server: McpServer, options: Options, since: WallTime, say: Callable[[str], None]
+) -> Reloader:
     from .reload import Reloader
 
     first = server.dispatcher
@@ -328,7 +334,7 @@ def _reloader_of(target: Target, server: McpServer, options: Options, say: Calla
             say(line)
         return _connect(catalogue, runtime, target.program, options, first)
 
-    return Reloader(target, server, lambda: _runtime_of(target), connect, say)
+    return Reloader(target, server, since, lambda: _runtime_of(target), connect, say)
 
 
 @contextlib.asynccontextmanager
@@ -370,6 +376,7 @@ async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wi
     from .stdio import Wire
 
     wire = Wire(wire_in, wire_out)
+    closing = asyncio.ensure_future(_close_states_at_end(wire.ended, server))
     try:
         serving = asyncio.ensure_future(server.sdk.run(wire, wire, server.sdk.create_initialization_options()))
         await _serve_until_stopped(server, signals, serving)
@@ -380,6 +387,13 @@ async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wi
         _report_crash(serving)
     finally:
         wire.close()
+        await closing
+
+
+async def _close_states_at_end(ended: asyncio.Event, server: McpServer) -> None:
+    """Close the states before the calls of a client that has left are stopped: that may take their process."""
+    await ended.wait()  # unbounded on purpose: a server ends with its client
+    await server.close_states()
 
 
 async def _serve_until_stopped(server: McpServer, signals: StopSignals, serving: asyncio.Future[Any]) -> None:

@@ -25,8 +25,17 @@ from ..runtime.call import Call, CallRequest, Outcome
 from ..runtime.command_runner import run_shielded
 from ..runtime.outcomes import failure_outcome
 from .results import result_schema
-from .shell_answers import JobList, JobState, answer_job, answer_lines, answer_list, answer_start, report_job, text_of
-from .shell_jobs import CLOSE_GRACE_MS, GRACE_MS, Job, Jobs, ShellLimits
+from .shell_answers import (
+    JobList,
+    ShellJobState,
+    answer_job,
+    answer_lines,
+    answer_list,
+    answer_start,
+    report_job,
+    text_of,
+)
+from .shell_jobs import CLOSE_GRACE_MS, GRACE_MS, ShellJob, ShellJobs, ShellLimits
 
 INSTRUCTIONS = (
     "Runs shell commands that always end. Use `run` for a command, and `start` for a server or a program that reads "
@@ -64,7 +73,7 @@ class ShellTools:
 
     def __init__(self, dispatcher: Dispatcher, limits: ShellLimits, folder: str) -> None:
         self._dispatcher, self._limits = dispatcher, limits
-        self._jobs = Jobs(dispatcher.runtime, folder)
+        self._jobs = ShellJobs(dispatcher.runtime, folder)
         self._methods: dict[str, Method] = {
             "run": self.run,
             "start": self.start,
@@ -240,7 +249,7 @@ def _in_ms(seconds: float) -> int:
 
 def _tool(name: str, method: Method) -> Tool:
     reads = name in ("logs", "wait", "list")
-    result = JobList if name == "list" else JobState
+    result = JobList if name == "list" else ShellJobState
     return Tool(
         name=name,
         description=" ".join((inspect.getdoc(method) or "").split()),
@@ -256,7 +265,7 @@ def _tool(name: str, method: Method) -> Tool:
 
 
 @contextlib.asynccontextmanager
-async def _stopped_if_cancelled(job: Job, ctx: ToolCall) -> AsyncIterator[None]:
+async def _stopped_if_cancelled(job: ShellJob, ctx: ToolCall) -> AsyncIterator[None]:
     """Stop a job whose caller has cancelled the call and does not know the id. Its output so far is kept."""
     try:
         yield
@@ -276,7 +285,7 @@ async def _accepts(port: int) -> bool:
     return False
 
 
-async def _probe(job: Job, port: int, limit_s: float) -> None:
+async def _probe(job: ShellJob, port: int, limit_s: float) -> None:
     job.is_ready = False
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
@@ -286,7 +295,7 @@ async def _probe(job: Job, port: int, limit_s: float) -> None:
             job.is_ready = not job.has_ended
 
 
-async def _await_reply(job: Job) -> None:
+async def _await_reply(job: ShellJob) -> None:
     """Wait for output, and then for a pause in it."""
 
     async def has_written(limit_s: float) -> bool:

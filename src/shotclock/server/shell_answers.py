@@ -10,7 +10,7 @@ from ..core.envelope import Envelope, Problem, shorten
 from ..core.errors import Ending
 from ..core.value_types import replace
 from ..runtime.call import Outcome
-from .shell_jobs import Job
+from .shell_jobs import ShellJob
 
 COMMAND_SHOWN = 500
 HOW_TO_CONTINUE = "call `wait` to wait for its end, `logs` to read its output, or `stop`"
@@ -18,7 +18,7 @@ LIMIT_NAMES = {"run": "its timeout of", "start": "its lifetime of"}
 
 
 @dataclasses.dataclass
-class JobState:
+class ShellJobState:
     """A job, in an answer. `output` is the beginning and the end, or the lines that were asked for."""
 
     job: str
@@ -44,10 +44,10 @@ class JobState:
 @dataclasses.dataclass
 class JobList:
     summary: str
-    jobs: list[JobState]
+    jobs: list[ShellJobState]
 
 
-def answer_job(job: Job, budget_ms: int) -> Outcome:
+def answer_job(job: ShellJob, budget_ms: int) -> Outcome:
     """Return the outcome of the command, or that it continues."""
     if job.outcome is None:
         unfinished = Problem("INCOMPLETE", f"{job.id} is still running", suggestion=HOW_TO_CONTINUE)
@@ -58,7 +58,7 @@ def answer_job(job: Job, budget_ms: int) -> Outcome:
     return Outcome(ended.ending, problem, _shown(job), warnings=ended.warnings, survivors=ended.survivors)
 
 
-def answer_start(job: Job, budget_ms: int) -> Outcome:
+def answer_start(job: ShellJob, budget_ms: int) -> Outcome:
     if job.is_ready is not False and not job.has_ended:
         return report_job(job)
     answer = answer_job(job, budget_ms)
@@ -67,14 +67,14 @@ def answer_start(job: Job, budget_ms: int) -> Outcome:
     return answer
 
 
-def report_job(job: Job) -> Outcome:
+def report_job(job: ShellJob) -> Outcome:
     """Return the state of a job without judging its command."""
     ended = job.outcome
     warnings, survivors = ((), ()) if ended is None else (ended.warnings, ended.survivors)
     return Outcome(Ending.FINISHED, data=_shown(job), warnings=warnings, survivors=survivors)
 
 
-def _shown(job: Job) -> dict[str, object]:
+def _shown(job: ShellJob) -> dict[str, object]:
     state = _state(job)
     if not job.has_ended:
         state.summary += f" Next: {HOW_TO_CONTINUE}."
@@ -82,7 +82,7 @@ def _shown(job: Job) -> dict[str, object]:
     return _known(state)
 
 
-def answer_lines(job: Job, since_line: int, most: int) -> Outcome:
+def answer_lines(job: ShellJob, since_line: int, most: int) -> Outcome:
     state = _state(job)
     found = job.output.lines_after(since_line, most)
     state.output, state.first_line = found.text, found.first_line
@@ -96,16 +96,16 @@ def answer_lines(job: Job, since_line: int, most: int) -> Outcome:
     return Outcome(Ending.FINISHED, data=_known(state))
 
 
-def _known(state: JobState) -> dict[str, object]:
+def _known(state: ShellJobState) -> dict[str, object]:
     """Return the fields that have a value: some clients show a model this data, and not the text."""
     return {name: given for name, given in dataclasses.asdict(state).items() if given is not None}
 
 
-def _state(job: Job) -> JobState:
+def _state(job: ShellJob) -> ShellJobState:
     data = job.outcome.data if job.outcome is not None and isinstance(job.outcome.data, dict) else {}
     output = job.output
     job.is_wait_reported = bool(job.input_wanted)
-    return JobState(
+    return ShellJobState(
         job=job.id,
         status="ended" if job.has_ended else "running",
         summary=_summary(job),
@@ -123,7 +123,7 @@ def _state(job: Job) -> JobState:
     )
 
 
-def _summary(job: Job) -> str:
+def _summary(job: ShellJob) -> str:
     """Return the state of a job in a sentence or two."""
     lasted, outcome = format_duration(round(job.running_ms, -2) or job.running_ms), job.outcome
     if outcome is None:
@@ -142,7 +142,7 @@ def _summary(job: Job) -> str:
     return f"{job.id}: {'; '.join(sentences)}."
 
 
-def _describe_end(job: Job, outcome: Outcome, problem: Problem | None, lasted: str) -> str:
+def _describe_end(job: ShellJob, outcome: Outcome, problem: Problem | None, lasted: str) -> str:
     data: Any = outcome.data or {}
     if problem is None or problem.code == "COMMAND_FAILED":
         what = f"ended by {data['signal']}" if data.get("signal") else f"exit code {data['exit_code']}"
@@ -161,7 +161,7 @@ def _problem_of(outcome: Outcome) -> Problem | None:
     return outcome.problem() if callable(outcome.problem) else outcome.problem
 
 
-def answer_list(jobs: list[Job]) -> Outcome:
+def answer_list(jobs: list[ShellJob]) -> Outcome:
     states = [_state(job) for job in jobs]
     running = sum(state.status == "running" for state in states)
     summary = f"{running} running, {len(states) - running} ended."

@@ -50,7 +50,7 @@ class ShellLimits:
         return self.budget_ms * 2 + BACKSTOP_MARGIN_MS
 
 
-class Job:
+class ShellJob:
     """A command of the connection."""
 
     def __init__(self, id: str, command: str, cwd: str, call: Call) -> None:
@@ -197,21 +197,21 @@ class Job:
                 waiter.set_result(None)
 
 
-class Jobs:
+class ShellJobs:
     """The jobs of one connection, by their ids."""
 
     def __init__(self, runtime: Runtime, folder: str) -> None:
         self._runtime, self._folder = runtime, folder
         # In the path, bash may be a link to `shotclock-sh`, whose limits are not ours.
         self._shell = shutil.which("bash", path=f"/bin:/usr/bin:{os.environ.get('PATH', '')}") or "/bin/sh"
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, ShellJob] = {}
         self._lives: set[asyncio.Task[None]] = set()
         self._count = 0
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[ShellJob]:
         return list(self._jobs.values())
 
-    def find(self, id: str) -> Job:
+    def find(self, id: str) -> ShellJob:
         """Return a job. Raises Failure."""
         if id in self._jobs:
             return self._jobs[id]
@@ -222,7 +222,7 @@ class Jobs:
             suggestion="call the tool `list`",
         )
 
-    def start(self, call: Call, command: str, cwd: str | None, name: str | None = None, *, has_stdin: bool) -> Job:
+    def start(self, call: Call, command: str, cwd: str | None, name: str | None = None, *, has_stdin: bool) -> ShellJob:
         """Start a command in the shell. Raises Failure."""
         running = [job for job in self.all() if not job.has_ended]
         if len(running) >= MOST_RUNNING:
@@ -239,7 +239,7 @@ class Jobs:
         elif (former := self._jobs.pop(name, None)) is not None:
             former.output.remove_file()
         folder = os.path.join(self._folder, os.path.expanduser(cwd)) if cwd else self._folder
-        job = self._jobs[name] = Job(name, command, folder, call)
+        job = self._jobs[name] = ShellJob(name, command, folder, call)
         argv = [self._shell, "-c", command]
         life = asyncio.create_task(job.live(self._runtime, call, argv, has_stdin=has_stdin))
         self._lives.add(life)  # the loop holds tasks weakly

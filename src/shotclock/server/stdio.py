@@ -43,7 +43,7 @@ class Wire:
         self._messages: deque[SessionMessage] = deque()
         self._line = bytearray()
         self._is_too_long = False
-        self._at_end = False
+        self.ended = asyncio.Event()
         self._reads = False
         self._arrived: asyncio.Future[None] | None = None
         self._writer = PipeWriter(wire_out, self._drained)
@@ -70,7 +70,7 @@ class Wire:
         pass
 
     def _read_on(self) -> None:
-        if self._reads or self._at_end:
+        if self._reads or self.ended.is_set():
             return
         self._reads = True
         try:
@@ -111,7 +111,7 @@ class Wire:
 
     def _look_for_hang_up(self) -> None:
         self._hang_up_check = None
-        if self._reads or self._at_end:
+        if self._reads or self.ended.is_set():
             return
         if self._hang_up.poll(0):
             self._messages.clear()
@@ -144,12 +144,12 @@ class Wire:
         self._writer.write(json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}).encode() + b"\n")
 
     def _end(self) -> None:
-        self._at_end = True
+        self.ended.set()
         _wake(self._arrived)
 
     async def receive(self) -> SessionMessage | Exception:
         while not self._messages:
-            if self._at_end:
+            if self.ended.is_set():
                 raise anyio.EndOfStream
             self._arrived = self._loop.create_future()
             await self._arrived  # unbounded on purpose: a server waits for its client, and ends with it

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from mcp.server.connection import Connection
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import Server
 from mcp.server.subscriptions import (
     InMemorySubscriptionBus,
@@ -90,13 +91,14 @@ class Subscriptions:
             params = params.model_copy(update={"notifications": params.notifications.model_copy(update=none)})
         return await self._listening(ctx, params)
 
-    def notice(self, ctx: Context) -> None:
-        """Note an older client, whose lists may change."""
-        if self._reloads and ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+    async def notice_client(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Note an older client, whose lists may change: a middleware of servers that can be reloaded."""
+        if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
             connection = _connection_of(ctx)
             if connection not in self._older:
                 self._older.add(connection)
                 connection.exit_stack.callback(self._older.discard, connection)
+        return await call_next(ctx)
 
     async def list_changed(self, change: ListChanged) -> None:
         """Notify all clients of older revisions, and the others that listen."""

@@ -141,10 +141,9 @@ class ToolCallMiddleware:
             await asyncio.wait(self._work)  # bounded by the limits of the calls
 
     async def __call__(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-        self._subscriptions.notice(ctx)
         if ctx.method != "tools/call" or ctx.request_id is None:
             return await call_next(ctx)
-        if (owner := self._paused.owner_of(ctx)) not in (None, self):
+        if (owner := self._owner_of(ctx)) is not self:
             return await owner(ctx, call_next)  # its program was replaced meanwhile
         params = ctx.params or {}
         name, meta = params.get("name"), params.get("_meta")
@@ -155,7 +154,7 @@ class ToolCallMiddleware:
         envelope = await self._answer(ctx, name, params.get("arguments"))
         if not isinstance(envelope, Envelope):
             return envelope
-        if ctx.protocol_version in MODERN and missing_in(envelope) is not None:
+        if envelope.code == "CANNOT_ASK" and ctx.protocol_version in MODERN and missing_in(envelope) is not None:
             raise refusal_of(envelope)  # as the 2026 revision demands; an older client gets the result of a failed tool
         task = await self.tasks.created_by(ctx, name, envelope)
         if task is not None:
@@ -179,12 +178,15 @@ class ToolCallMiddleware:
             message = f"the answer cannot be put into JSON: {error}"
             return render_result(replace_by_error(envelope, "RESULT_NOT_SERIALIZABLE", message), server_info)
 
+    def _owner_of(self, ctx: ServerRequestContext[Any, Any]) -> ToolCallMiddleware:
+        """Return the middleware of the program in which the call of a request began."""
+        return (self._paused.owner_of(ctx) if "requestState" in (ctx.params or {}) else None) or self
+
     async def serve(
         self, ctx: ServerRequestContext[Any, Any], name: str, arguments: Mapping[str, object]
     ) -> Envelope | dict[str, Any]:
         """Run the function of a resource, a prompt or a completion, as a tool runs."""
-        owner = self._paused.owner_of(ctx) or self
-        envelope = await owner._answer(ctx, name, arguments, is_tool=False)
+        envelope = await self._owner_of(ctx)._answer(ctx, name, arguments, is_tool=False)
         return make_fit(envelope) if isinstance(envelope, Envelope) else envelope
 
     async def _answer(
@@ -210,7 +212,7 @@ class ToolCallMiddleware:
             self.tasks.asks_of(ctx, name),
         )
         try:
-            paused = self._paused.take(ctx, request)
+            paused = self._paused.take(ctx, request) if "requestState" in (ctx.params or {}) else None
             if paused is not None:
                 request = request._replace(link=paused.request.link)
             request.link.attach(ctx, progress)
@@ -223,6 +225,7 @@ class ToolCallMiddleware:
             else:
                 answered = await self._elicit(ctx, request, decider)
             await request.link.detach()
+            unread = request.link.unread
         except asyncio.CancelledError:
             self.counts.cancelled += 1
             raise
@@ -231,8 +234,11 @@ class ToolCallMiddleware:
             if self.counts.idle is not None and not self.counts.in_flight:
                 self.counts.idle.set()
             request.link.abandon()
-        if request_meta.unreadable is not None and isinstance(answered, Envelope):
-            answered.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
+        if isinstance(answered, Envelope):
+            if request_meta.unreadable is not None:
+                answered.warnings.append(warning("DEADLINE_UNREADABLE", request_meta.unreadable))
+            if unread:
+                answered.warnings.append(warning("LOG_INCOMPLETE", unread=unread))
         return answered
 
     def _may_ask(self, name: str) -> bool:

@@ -46,9 +46,10 @@ NAVIGATION_MS = 30_000  # the default budget of open_uri
 DISCARD_MS = 1_000  # an abandoned page may take this long to close; then it dies with its browser
 GLANCE_MS = 250
 LONG_CLICK_MS = 700
+HISTORY_PAUSE_MS = 50
 MAX_NODES = 3_000  # larger pages are cut to this before Playwright writes their snapshot: more fit into no answer
 MAX_DEPTH = 50  # Playwright cannot write much more than this
-COUNT_MS = 1_500  # a frame that has not counted its nodes by then is silent
+COUNT_MS = 1_000  # a frame that has not counted its nodes by then is silent
 SILENT_MS = 2_000  # a snapshot of a page with a silent frame, which Playwright awaits until the end of its time
 END_CUT_MS = 500
 CUT = "shotclock-cut"
@@ -111,7 +112,7 @@ class BrowserDevice:
         self._error, self._timeout = api.Error, api.TimeoutError
         self._driver, self._browser, self._is_own = driver, browser, is_own
         self._context: Any = None
-        self._tabs = Tabs(None)
+        self._tabs = Tabs(browser, None, self._error, is_own=is_own)
         self.is_fresh = False
 
     async def open_page(self) -> None:
@@ -119,7 +120,7 @@ class BrowserDevice:
             self._context = await self._browser.new_context(viewport=VIEWPORT)
         else:
             self._context = self._browser.contexts[0] if self._browser.contexts else await self._browser.new_context()
-        self._tabs = Tabs(self._context, await self._browser.new_browser_cdp_session())
+        self._tabs = Tabs(self._browser, self._context, self._error, is_own=self._is_own)
         await self._tabs.open()
 
     def take_notes(self) -> dict[str, object]:
@@ -184,12 +185,16 @@ class BrowserDevice:
             raise Failure("DEVICE_LOST", "the browser is gone")
         tab = self._tabs.active
         if tab is not None and tab.session is not None:
+            # If no script runs, the next one is ended, perhaps one of Playwright's that it needs for ever.
+            ends_script = [True] if tab.leaving is None else [False, True]
             self._stop_loading(tab)
-            self._tabs.later(tab.session.send("Runtime.terminateExecution"))
-            with contextlib.suppress(Failure):
-                place = await self.look(TERMINATE_MS)
-                self._tabs.forget_dialogs()  # they belong to the stopped script, not to the next step
-                return place
+            for ends in ends_script:
+                if ends:
+                    self._tabs.later(tab.session.send("Runtime.terminateExecution"))
+                with contextlib.suppress(Failure):
+                    place = await self.look(TERMINATE_MS)
+                    self._tabs.forget_dialogs()  # they belong to the stopped script, not to the next step
+                    return place
         if not self._is_own:
             raise Failure("DEVICE_LOST", "the page does not answer, and an attached app's page is never replaced")
         async with self._explained("recover", within_ms, "DEVICE_LOST"):
@@ -198,7 +203,7 @@ class BrowserDevice:
 
     async def _replace_page(self, time: Countdown) -> None:
         old, keeps_dialogs, self.is_fresh = self._context, self._tabs.keeps_dialogs, True
-        self._tabs = Tabs(None)
+        self._tabs = Tabs(self._browser, None, self._error, is_own=True)
         with contextlib.suppress(TimeoutError):
             await bounded(old.close(), DISCARD_MS)
         await bounded(self.open_page(), time.left_ms)
@@ -219,8 +224,8 @@ class BrowserDevice:
     ) -> AsyncIterator[None]:
         doubting = None if matcher is None else asyncio.ensure_future(self._answers_near_end(within_ms))
         try:
+            self._tabs.keeps_dialogs = False  # before one is dismissed, which may open the next
             await self._tabs.dismiss_dialogs()
-            self._tabs.keeps_dialogs = False
             yield
             await self._tabs.finish()
         except (self._timeout, TimeoutError) as error:
@@ -288,7 +293,7 @@ class BrowserDevice:
 
     async def _close(self, tab: Tab, time: Countdown) -> None:
         if self._is_own and len(self._tabs) == 1:
-            await self._tabs.adopt(await bounded(self._context.new_page(), time.limit_ms))
+            await bounded(self._tabs.adopt(await bounded(self._context.new_page(), time.limit_ms)), time.left_ms)
         await bounded(tab.page.close(), time.limit_ms)
         self._tabs.forget(tab)
 
@@ -315,10 +320,7 @@ class BrowserDevice:
         return {"tabs": await self._tabs.list()}
 
     async def answer_dialog(self, params: payload.AnswerDialog, time: Countdown) -> dict[str, object]:
-        try:
-            return await self._tabs.answer_dialog(params.accept, params.text, time)
-        except TimeoutError:
-            raise Failure("OPERATION_TIMEOUT", f"the dialog took no answer within {time.limit_ms} ms") from None
+        return await self._tabs.answer_dialog(params.accept, params.text, time)
 
     async def click(self, params: payload.Click, time: Countdown) -> dict[str, object]:
         page, delay = self._page, LONG_CLICK_MS if params.click_type == "long_click" else 0
@@ -370,6 +372,7 @@ class BrowserDevice:
                 async with self._page.expect_file_chooser(timeout=time.left_ms) as asked:
                     await self._order(node.click(timeout=time.left_ms), time)
                 chooser = await asked.value
+                self._tabs.forget_chooser()
                 await self._order(chooser.set_files(params.paths, timeout=time.left_ms), time)
         return {"files": [os.path.basename(path) for path in params.paths]}
 
@@ -379,13 +382,23 @@ class BrowserDevice:
             raise Failure("ACTION_UNSUPPORTED", f"a browser has no key {key!r}; move_home is Home")
         async with self._explained(f"press_key {key}", time.limit_ms):
             if key.lower() in ("back", "forward"):
-                go = page.go_back if key.lower() == "back" else page.go_forward
-                await go(timeout=time.limit_ms, wait_until="commit")
+                await self._go(page.go_back if key.lower() == "back" else page.go_forward, time)
             else:
                 words = [key] if len(key) == 1 else key.split("+")
                 keys = "+".join(_KEYS.get(word.lower(), word) for word in words)
                 await self._order(bounded(page.keyboard.press(keys), time.limit_ms), time)
         return {"where": self._tab.where}
+
+    async def _go(self, go: Any, time: Countdown) -> None:
+        """Go through the history. A page that has just arrived may not have one yet, and nothing was done then."""
+        while True:
+            try:
+                await go(timeout=time.left_ms, wait_until="commit")
+                return
+            except self._error as error:
+                if "Not attached to an active page" not in str(error) or time.is_over:
+                    raise
+            await asyncio.sleep(min(HISTORY_PAUSE_MS, time.left_ms) / 1000)
 
     async def scroll(self, params: payload.Scroll, time: Countdown) -> bool:
         page, ratio = self._page, params.distance_ratio
@@ -400,7 +413,10 @@ class BrowserDevice:
     async def read_text(self, matcher: Matcher, time: Countdown) -> list[str]:
         async with self._explained("read_text", time.limit_ms, "EVAL_TIMEOUT", matcher):
             node = await self._await_node(matcher, time)
-            return await read_texts(self._page, node, matcher, time)
+            texts, silent = await read_texts(self._page, node, matcher, time)
+        for address in silent:
+            self._tabs.note("silentFrames", {"where": address})
+        return texts
 
     async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str] | None:
         async with self._explained("read_key_value_pair", time.limit_ms, "EVAL_TIMEOUT", label):

@@ -172,7 +172,7 @@ class ExecutionRun:
 
     async def _examine(self, before: Place | None, started_ns: int) -> dict[str, object]:
         """Return the state of the page and repair it. Without time for that the device is replaced after the answer."""
-        state, where = "unresponsive", None if before is None else before.where
+        state = "unresponsive"
         look_ms, may_recover = LOOK_MS, True
         if self.within_ms is not None:
             left_ms = self.within_ms - (monotonic_ns() - started_ns) // NS_PER_MS - 2 * GUARD_MS
@@ -187,11 +187,12 @@ class ExecutionRun:
             if not may_recover:
                 return _page(seen, before)
             state = "navigating"
-        page: dict[str, object] = {"state": state, "where": where, "next": "none"}
+        last = seen or before
+        page: dict[str, object] = {"state": state, "where": None if last is None else last.where, "next": "none"}
         if may_recover:
             with contextlib.suppress(Failure, TimeoutError):
                 now = await _guarded(self.device.recover(RECOVER_MS), RECOVER_MS)
-                page["next"] = "recovered" if before is not None and now.document == before.document else "fresh"
+                page["next"] = "recovered" if last is not None and now.document == last.document else "fresh"
         return page
 
     def _result(

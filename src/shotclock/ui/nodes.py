@@ -94,7 +94,7 @@ async def await_node(page_now: Callable[[], Any], matcher: Matcher, time: Countd
             for frame, is_there in zip(others, seen, strict=True):
                 if is_there:
                     return find(frame, matcher).first
-            if left_ms <= FOLLOW_MS:
+            if time.is_over or (not others and left_ms <= FOLLOW_MS):
                 if await is_seen(node):
                     return node
                 raise
@@ -125,24 +125,27 @@ async def await_hidden(page: Any, matcher: Matcher, time: Countdown, timeout: An
         await asyncio.sleep(min(LAST_LOOK_MS, time.left_ms) / 1000)
 
 
-async def read_texts(page: Any, node: Any, matcher: Matcher, time: Countdown) -> list[str]:
-    """Return the texts of all nodes that match, those in the frame of `node` in any case."""
+async def read_texts(page: Any, node: Any, matcher: Matcher, time: Countdown) -> tuple[list[str], list[str]]:
+    """Return the texts of all nodes that match, at least that of `node`, and the addresses of silent frames."""
+    own = f"n => ({page_scripts.READ_TEXTS})([n])[0]"
     if matcher.ref is not None:  # Playwright finds only one node at a time by its ref
-        return [str(await node.evaluate(f"n => ({page_scripts.READ_TEXTS})([n])[0]", timeout=time.left_ms))]
-    texts: list[str] = []
+        return [str(await node.evaluate(own, timeout=time.left_ms))], []
     main, *others = frames_of(page, matcher)
-    texts += await bounded(find(main, matcher).evaluate_all(page_scripts.READ_TEXTS), time.left_ms)
-    for each in await asyncio.gather(
-        *(_texts_in(frame, matcher, min(FRAME_LOOK_MS, time.left_ms)) for frame in others)
-    ):
-        texts += each
-    return texts or [str(await node.evaluate(f"n => ({page_scripts.READ_TEXTS})([n])[0]", timeout=time.left_ms))]
+    texts: list[str] = await bounded(find(main, matcher).evaluate_all(page_scripts.READ_TEXTS), time.left_ms)
+    within_ms = min(FRAME_LOOK_MS, time.left_ms)
+    found = await asyncio.gather(*(_texts_in(frame, matcher, within_ms) for frame in others))
+    silent = [str(frame.url)[:500] for frame, each in zip(others, found, strict=True) if each is None]
+    texts = [*texts, *(text for each in found for text in each or ())]
+    return texts or [str(await node.evaluate(own, timeout=time.left_ms))], silent
 
 
-async def _texts_in(frame: Any, matcher: Matcher, within_ms: int) -> list[str]:
-    with contextlib.suppress(Exception):
+async def _texts_in(frame: Any, matcher: Matcher, within_ms: int) -> list[str] | None:
+    try:
         return list(await bounded(find(frame, matcher).evaluate_all(page_scripts.READ_TEXTS), within_ms))
-    return []
+    except TimeoutError:
+        return None
+    except Exception:  # the frame went away
+        return []
 
 
 def no_ref(matcher: Matcher) -> Failure:

@@ -149,8 +149,11 @@ class Matcher(CamelPart):
 
     def check_together(self) -> None:
         if not self.criteria:
-            keys = ", ".join(info.keys[0] for info in self.model_fields.values())
-            raise ValueError(f"must have at least one of {keys}")
+            raise ValueError(f"must have at least one of {self.describe_keys()}")
+
+    @classmethod
+    def describe_keys(cls) -> str:
+        return ", ".join(info.keys[0] for info in cls.model_fields.values())
 
     @property
     def criteria(self) -> dict[str, str]:
@@ -221,7 +224,7 @@ class Click(Params, action="click", mutates=True):
 
     def check_together(self) -> None:
         if (self.matcher is None) == (self.coordinate is None):
-            raise ValueError("must have either a matcher (ref, text, id, role, label, css) or a coordinate")
+            raise ValueError(f"must have either a coordinate or at least one of {Matcher.describe_keys()}")
         if self.coordinate is not None and self.click_type == "focus":
             raise ValueError("cannot focus a coordinate: use a matcher")
 

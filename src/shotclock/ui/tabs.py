@@ -24,8 +24,10 @@ MAX_TITLE = 200
 MAX_ADDRESS = 2_048
 MAX_MESSAGE = 500
 TITLE_MS = 150  # less than the time between the end of an action and its cancellation
+LATE_MS = 150  # an order may report its own timeout this much later; as TITLE_MS, this is less than GUARD_MS
 ANSWER_MS = 1_000  # the answer to a dialog, and other orders that no script can delay
 OPENED_MS = 1_000  # a tab that an order opened is awaited this long; a slower one is reported as loading
+CHOOSER = {"kind": "file chooser"}
 KEPT = ("confirm", "prompt")  # the dialogs whose answer matters to the page
 
 
@@ -57,8 +59,9 @@ class Tab:
 
 
 class Tabs:
-    def __init__(self, context: Any, browser_session: Any = None) -> None:
-        self._context, self._browser_session = context, browser_session
+    def __init__(self, browser: Any, context: Any, error: Any, *, is_own: bool) -> None:
+        """`error` is the class of Playwright's errors."""
+        self._browser, self._context, self._error, self._is_own = browser, context, error, is_own
         self._tabs: list[Tab] = []  # the active one last, before it the one that was active before
         self._count = 0
         self._targets: dict[str, str] = {}  # the pages that the browser has, with their addresses
@@ -82,7 +85,7 @@ class Tabs:
         self._context.on("page", lambda page: self.later(self.adopt(page)))
 
     async def _follow_targets(self) -> None:
-        session = self._browser_session
+        session = await bounded(self._browser.new_browser_cdp_session(), ANSWER_MS)
         for event in ("Target.targetCreated", "Target.targetInfoChanged"):
             session.on(event, lambda message, event=event: self._note_target(event, message["targetInfo"]))
         session.on("Target.targetDestroyed", lambda message: self._forget_target(message["targetId"]))
@@ -91,13 +94,8 @@ class Tabs:
     def _note_target(self, event: str, info: dict[str, Any]) -> None:
         if info["type"] != "page":
             return
-        target = info["targetId"]
-        opener = self._targets.get(info.get("openerId", ""))
-        if (
-            event == "Target.targetCreated"
-            and opener is not None
-            and all(tab.target_id != target for tab in self._tabs)
-        ):
+        target, known = info["targetId"], {tab.target_id for tab in self._tabs}
+        if event == "Target.targetCreated" and info.get("openerId") in known and target not in known:
             self._coming[target] = None
         self._targets[target] = info["url"]
 
@@ -123,7 +121,8 @@ class Tabs:
         page.on("crash", lambda _: self.forget(tab))
         page.on("dialog", lambda dialog: self._meet(dialog, tab))
         page.on("download", lambda download: self.later(self._refuse_download(download)))
-        page.on("filechooser", lambda _: self.note("opened", {"kind": "file chooser"}))
+        if self._is_own:  # an attached app shows its file choosers to its user
+            page.on("filechooser", lambda _: self.note("opened", CHOOSER))
         try:
             await self._follow(tab)
         finally:
@@ -168,9 +167,6 @@ class Tabs:
 
     def __len__(self) -> int:
         return len(self._tabs)
-
-    def __contains__(self, tab: Tab) -> bool:
-        return tab in self._tabs
 
     def find(self, name: str) -> Tab:
         found = next((tab for tab in self._tabs if tab.name == name), None)
@@ -230,6 +226,11 @@ class Tabs:
     def forget_dialogs(self) -> None:
         self._notes.pop("dialogs", None)
 
+    def forget_chooser(self) -> None:
+        """Forget the file chooser that was just given its files."""
+        if CHOOSER in self._notes.get("opened", []):
+            self._notes["opened"].remove(CHOOSER)
+
     @property
     def has_dialog(self) -> bool:
         return bool(self._pending)
@@ -238,21 +239,22 @@ class Tabs:
         note = {"type": dialog.type, "message": one_line(dialog.message, MAX_MESSAGE), "answer": "pending"}
         if dialog.type == "prompt" and dialog.default_value:
             note["default"] = one_line(dialog.default_value, MAX_MESSAGE)
-        if dialog.type in KEPT and self.keeps_dialogs and tab in self._tabs:
+        if dialog.type in KEPT and self.keeps_dialogs and tab is self.active:
             self._pending.append((dialog, tab, note))
             self.note("dialogs", note)
             self._met.set()
             return
         self.later(self._answer(dialog, tab, note, accept=dialog.type == "beforeunload"))
 
-    async def _answer(
-        self, dialog: Any, tab: Tab, note: dict[str, str], *, accept: bool, text: str | None = None
-    ) -> None:
-        """Answer a dialog and note it. A page that asks whether it may be left is left."""
+    async def _answer(self, dialog: Any, tab: Tab, note: dict[str, str], *, accept: bool) -> None:
+        """Note the answer to a dialog, and give it. A page that asks whether it may be left is left."""
         if tab in self._tabs:
-            self.note("dialogs", {**note, "answer": "accepted" if accept else "dismissed"})
+            self._note_answer(note, accept)
         with contextlib.suppress(Exception):  # the page is gone
-            await (dialog.dismiss() if not accept else dialog.accept() if text is None else dialog.accept(text))
+            await (dialog.accept() if accept else dialog.dismiss())
+
+    def _note_answer(self, note: dict[str, str], accept: bool) -> None:
+        self.note("dialogs", {**note, "answer": "accepted" if accept else "dismissed"})
 
     async def dismiss_dialogs(self) -> None:
         pending, self._pending = self._pending, []
@@ -273,20 +275,27 @@ class Tabs:
         self._pending.pop(0)
         order, tab.order = tab.order, None
         self._met.clear()
-        await bounded(self._answer(dialog, tab, note, accept=accept, text=text), min(ANSWER_MS, time.left_ms))
-        if order is not None:  # the rest of the click, with whatever else it opens
-            await self._until_done(order, tab, time.left_ms)
+        answering = dialog.dismiss() if not accept else dialog.accept() if text is None else dialog.accept(text)
+        try:
+            await bounded(answering, min(ANSWER_MS, time.left_ms))
+        except TimeoutError:
+            raise Failure("OPERATION_TIMEOUT", f"the dialog took no answer within {time.limit_ms} ms") from None
+        except self._error as error:
+            raise Failure("ACTION_FAILED", f"the dialog could not be answered: {error}"[:MAX_MESSAGE]) from None
+        self._note_answer(note, accept)
+        if order is not None:  # the rest of the click, and all that it opens
+            await self._until_done(order, tab, time.left_ms - LATE_MS)
         await self.settle(time.left_ms)
         return {"where": (self.active or tab).where}
 
     async def run_order(self, order: Awaitable[T], within_ms: int) -> T | None:
-        """Await an order, or the dialog that it opens: then it goes on when the dialog is answered."""
+        """Await an order, or the dialog that it opens. In that case the order ends after the answer to the dialog."""
         tab, time = self.active, Countdown(within_ms)
         task = asyncio.ensure_future(order)
         self.keeps_dialogs = True
         self._met.clear()
         try:
-            await self._until_done(task, tab, within_ms)
+            await self._until_done(task, tab, within_ms + LATE_MS)
         except asyncio.CancelledError:
             task.cancel()
             raise
@@ -301,9 +310,7 @@ class Tabs:
     async def _until_done(self, order: asyncio.Future[Any], tab: Tab | None, within_ms: int) -> None:
         met = asyncio.ensure_future(self._met.wait())
         try:
-            await asyncio.wait(
-                [order, met], timeout=(within_ms + ANSWER_MS) / 1000, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait([order, met], timeout=max(0, within_ms) / 1000, return_when=asyncio.FIRST_COMPLETED)
         finally:
             met.cancel()
         if not order.done():

@@ -336,13 +336,13 @@ class ServerLife:
     def _decide_restart(self, process: ServerProcess) -> WrapFailure | None:
         """Plan the next start. Return why held requests cannot wait for it."""
         now_ns = monotonic_ns()
-        if self._is_closing:
-            self.is_over = True
-            return WrapFailure("SHUTTING_DOWN", "was not sent: the connection is closing", Ending.NOT_STARTED)
         report = process.report
         if report is not None and report.unstartable is not None and self.generation == 1:
             self.unstartable, self.is_over = process.explain_unstartable(), True
             return self._describe_loss(process)
+        if self._is_closing:
+            self.is_over = True
+            return WrapFailure("SHUTTING_DOWN", "was not sent: the connection is closing", Ending.NOT_STARTED)
         if self._is_planned:
             self.note(self._command.words.planned)
             return None

@@ -1,5 +1,7 @@
 """Functions that log, and that ask the person and the model of their client."""
 
+import asyncio
+import os
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from shotclock import App, Context
+from shotclock import App, Context, Failure
 
 app = App("asking")
 
@@ -83,6 +85,43 @@ def sign_in(ctx: Context) -> str:
 def ask_much(characters: int, ctx: Context) -> str:
     """Ask a question of this length."""
     return str(ctx.ask("?" * characters))
+
+
+@app.command(mutates=False)
+async def ask_often(questions: int, ctx: Context) -> int:
+    """Ask so many questions at the same time, and return the number of those that could be asked."""
+    asked = [ctx.ask("?", bool, name=str(number)) for number in range(questions)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    return sum(not isinstance(answer, Failure) for answer in answers)
+
+
+@app.command(mutates=False, isolation="shared")
+async def ask_in_shared(ctx: Context) -> str:
+    """Ask in the shared process."""
+    return str((await ctx.ask("Your name?")).data)
+
+
+@app.command(mutates=False, timeout="500ms")
+def ask_late(ctx: Context) -> str:
+    """Ask a moment before the timeout."""
+    while (ctx.remaining_ms() or 0) > 20:
+        time.sleep(0.001)
+    return str(ctx.ask("Your name?").data)
+
+
+@app.command(mutates=False)
+def ask_with_pid(folder: str, ctx: Context) -> str:
+    """Write the pid of this process, and ask."""
+    (Path(folder) / "pid").write_text(str(os.getpid()))
+    return str(ctx.ask("Your name?").data)
+
+
+@app.command(mutates=False)
+def flood(messages: int, ctx: Context) -> str:
+    """Log much."""
+    for number in range(messages):
+        ctx.log(f"{number} {'x' * 1_000}")
+    return "flooded"
 
 
 @app.command(mutates=False, interruption=True, timeout="1s")

@@ -4,11 +4,13 @@ import base64
 import hashlib
 import json
 import secrets
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -137,11 +139,17 @@ def _handler(issuer: TestIssuer) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def issuing() -> Iterator[TestIssuer]:
+def issuing(certificate: Path | None = None) -> Iterator[TestIssuer]:
+    """Run an issuer; with a certificate, whose key is beside it, over TLS."""
     issuer = TestIssuer()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(issuer))
     server.daemon_threads = True
     issuer.url = f"http://127.0.0.1:{server.server_address[1]}"
+    if certificate is not None:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        issuer.url = f"https://localhost:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

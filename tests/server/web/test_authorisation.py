@@ -15,6 +15,7 @@ from mcp.shared.auth import AuthorizationCodeResult, OAuthClientMetadata
 
 from shotclock.core.envelope import ENVELOPE_KEY
 from shotclock.inbox.access import Role
+from tests.certificates import certificate
 from tests.server.web.issuing import TestIssuer, issuing
 from tests.server.web.serving import ANSWER_WITHIN_S, Served, serving
 
@@ -153,3 +154,18 @@ def test_a_server_starts_without_its_issuer_and_behind_a_proxy(tmp_path: Path) -
         found = served.ask("GET", f"{WELL_KNOWN}/x/mcp", Host="tools.example")
         assert found.json["resource"] == "https://tools.example/x/mcp"
         assert "the keys of the issuer http://127.0.0.1:1 cannot be fetched" in served.said()
+
+
+def test_an_issuer_with_a_private_authority_is_trusted_by_ssl_cert_file(tmp_path: Path) -> None:
+    certificate(tmp_path, "server", certificate(tmp_path, "authority", None))
+    authority = {"SSL_CERT_FILE": str(tmp_path / "authority.pem")}
+    words = ("serve", "tests.app.programs.owned:app")
+    with issuing(tmp_path / "server.pem") as source:
+        for environment, status in (({}, 503), (authority, 406)):  # 406: of the transport, behind the token
+            folder = tmp_path / str(status)
+            folder.mkdir()
+            options = ("--issuer", source.url)
+            with serving(folder, words=words, options=options, environment=environment) as server:
+                token = source.token(f"{server.url}/mcp")
+                assert server.ask("POST", "/mcp", {}, token=token).status == status
+                assert ("set SSL_CERT_FILE" in server.said()) == (status == 503), server.said()

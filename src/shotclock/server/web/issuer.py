@@ -175,6 +175,8 @@ class Issuer:
             problem = (
                 f"the keys of the issuer {self.wanted.issuer} cannot be fetched: {str(error) or type(error).__name__}"
             )
+            if "CERTIFICATE_VERIFY_FAILED" in problem:
+                problem += "; set SSL_CERT_FILE to the certificates of a private authority"
         if problem and problem != self._problem:
             self._say(problem)
         self._problem = problem
