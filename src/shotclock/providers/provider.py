@@ -180,6 +180,8 @@ class StepPart(Part):
     wind_down: Clock | None = None
     min_time: Clock | None = None
     depends_on: Names = field(default=[], keys=("depends_on", "needs"))
+    accept_skipped: bool = False
+    """A dependency that its own condition skipped counts as met."""
     if_: str | bool | None = field(default=None, keys=("if",))
     fail_if: str | None = None
     continue_on_failure: bool = False

@@ -20,6 +20,7 @@ from ..core.value_types import field, replace, value
 from ..providers.provider import STEP_TYPES, StepPart
 from ..runtime.call import Outcome
 from .schema import ToolPart, WorkflowFile
+from .step_list import name_steps
 from .yaml_reader import TOP, SourcePosition, Spot, quote, read_tree
 
 SIZE_LIMIT = 4_000_000  # bytes. A file that a person wrote is far smaller
@@ -174,7 +175,14 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
         flaws.append(Finding("file/shape", f"{content}; a workflow is a mapping with `steps`", place=tree.spots.place))
     if not tree.is_whole or not isinstance(tree.value, dict):
         return Loaded(source, None, tuple(flaws))
-    plain = _translate(tree.value, source.folder)
+    written, listed = dict(tree.value), []
+    for key in ("steps", "checks"):
+        if isinstance(written.get(key), list):
+            named = name_steps(written[key], tree.spots.inside[key], written.get("defaults"))
+            written[key], tree.spots.inside[key] = named.steps, named.spots
+            listed = named.flaws
+    flaws += [Finding(flaw.rule, flaw.message, ("steps",), flaw.place, flaw.suggestion) for flaw in listed]
+    plain = _translate(written, source.folder)
     try:
         workflow = WorkflowFile.model_validate(plain)
         return Loaded(source, workflow, _sort(flaws))
