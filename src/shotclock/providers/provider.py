@@ -167,6 +167,21 @@ def _overtime(written: Any) -> Any:
 OvertimeKey = Annotated[dict[str, Any] | bool | str | int | float | None, Before(_overtime)]
 
 
+class EnvFile(Part):
+    """A file of variables."""
+
+    path: str = field(min_length=1)
+    optional: bool = False
+
+
+def _as_env_files(written: Any) -> Any:
+    listed = written if isinstance(written, list) else [written]
+    return [{"path": each} if isinstance(each, str) else each for each in listed]
+
+
+EnvFileNames = Annotated[list[EnvFile], Before(_as_env_files, str | EnvFile | list[str | EnvFile])]
+
+
 class StepPart(Part):
     """The keys that every step may have."""
 
@@ -189,6 +204,7 @@ class StepPart(Part):
     on_success: Reaction | None = None
     for_each: bool | str | list[Any] | None = field(default=None, keys=("for_each", "forEach"))
     env: dict[str, Scalar] = field(default={})
+    env_file: EnvFileNames = field(default=[])
     cwd: str | None = field(default=None, keys=("cwd", "working_directory"))
     transform: str | None = None
     output_schema: dict[str, Any] | None = None

@@ -17,7 +17,16 @@ from ..core.errors import Failure
 from ..core.json_values import Read, as_plain, read_json
 from ..core.validation import After, Before, Limits, OneOf, Part, field, json_schema_of
 from ..providers.command import Shell, ToolStep
-from ..providers.provider import STEP_TYPES, Milliseconds, OvertimeKey, Reaction, Scalar, Seconds, StepPart
+from ..providers.provider import (
+    STEP_TYPES,
+    EnvFileNames,
+    Milliseconds,
+    OvertimeKey,
+    Reaction,
+    Scalar,
+    Seconds,
+    StepPart,
+)
 
 if TYPE_CHECKING:
     from ..providers.ai import AiStep
@@ -114,6 +123,7 @@ class WorkflowFile(Part):
     max_parallelism: int = field(default=8, ge=1, le=1000)
     fail_fast: bool = False
     env: dict[str, Scalar] = field(default={})
+    env_file: EnvFileNames = field(default=[])
     inputs: dict[str, InputPart] = field(default={})
     outputs: dict[str, str] = field(default={})
     tools: dict[str, ToolPart] = field(default={})
