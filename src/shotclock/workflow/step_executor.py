@@ -245,7 +245,7 @@ class StepExecutor:
         shown = ["stderr"]
         try:
             if result.cut is not None:
-                raise ValueError(f"{result.cut}; {OUTPUT_LIMIT} are the most")
+                raise ValueError(result.cut)
             output, kept = _read_output(step, result.output)
             state.output = self.check_size(output)
         except ValueError as unfit:
