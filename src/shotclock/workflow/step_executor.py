@@ -130,7 +130,7 @@ class StepExecutor:
 
     async def _find_items(self, step: StepPart, scope: TemplateScope) -> tuple[list[Any] | None, str | None]:
         """Return the items of a step, and the step that they come from."""
-        items: Any = step.for_each
+        items: Any = step.items
         source = None
         if items is None or isinstance(items, bool):
             source = self._find_source(step, scope)
@@ -457,6 +457,8 @@ class _Items:
         if part.status.is_final:  # before the run was parked, or its process died
             return
         scope = {**work.scope, "item": item, "index": number}
+        if work.step.matrix is not None:
+            scope["matrix"] = item
         if self._source is not None:  # templates name the source for its current item
             scope["outputs"] = ChainMap({self._source: item}, work.scope["outputs"])
         async with self._slots.hold_one():
