@@ -114,9 +114,14 @@ def test_a_template_names_a_matrix_only_where_there_is_one(linted: Lint) -> None
           a: {matrix: {os: [x]}, if: "matrix.os == 'x'", exec: "echo {{ matrix.os }}"}
           b: {for_each: [x], exec: "echo {{ matrix.os }}"}
           c: {exec: "echo {{ item }}"}
+          d: {matrix: {os: [x]}, exec: "echo {{ matrix.oz }}"}
+          e: {matrix: {os: [x], include: [{os: x, y: z}]}, exec: "echo {{ item.y | upper }} {{ item.less | upper }}"}
         """
     )
-    assert [(each.rule, each.place.line) for each in found] == [("template/unknown-name", line) for line in (3, 4, 5)]
+    assert [(each.rule, each.place.line) for each in found] == [
+        ("template/unknown-name", line) for line in (3, 4, 5, 6, 7)
+    ]
+    assert found[-1].message == "`item.less`: there is no 'less' in it"
 
 
 @pytest.mark.parametrize("kind", ["ui", "mcp", "ai"])

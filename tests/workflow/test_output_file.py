@@ -95,6 +95,7 @@ def test_a_step_fails_with_a_wrong_file_and_each_try_has_its_own(run: Callable[.
           cut: {exec: 'echo seen; printf "a<<END\\nhalf" >> "$SHOTCLOCK_OUTPUT"'}
           linked: {exec: 'ln -sf /etc/passwd "$SHOTCLOCK_OUTPUT"'}
           piped: {exec: 'rm "$SHOTCLOCK_OUTPUT"; mkfifo "$SHOTCLOCK_OUTPUT"'}
+          folder: {exec: 'rm "$SHOTCLOCK_OUTPUT"; mkdir "$SHOTCLOCK_OUTPUT"'}
           removed: {exec: 'echo printed; rm "$SHOTCLOCK_OUTPUT"'}
           failed: {exec: 'echo printed; echo a=1 >> "$SHOTCLOCK_OUTPUT"; exit 3'}
           again:
@@ -106,7 +107,7 @@ def test_a_step_fails_with_a_wrong_file_and_each_try_has_its_own(run: Callable[.
     )
     assert isinstance(envelope.data, dict)
     steps = envelope.data["steps"]
-    for name in ("cut", "linked", "piped"):
+    for name in ("cut", "linked", "piped", "folder"):
         with row(name):
             assert (steps[name]["status"], steps[name]["error"]["code"]) == ("failed", "OUTPUT_INVALID")
             assert steps[name]["output"] is None

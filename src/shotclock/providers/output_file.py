@@ -46,7 +46,8 @@ def output_file(request_id: str) -> Iterator[str]:
 def read_output_file(path: str) -> dict[str, str]:
     """Return the values that a command has written. Raises ValueError for content that is not whole."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        flags = os.O_NONBLOCK | os.O_NOFOLLOW  # the command may have put anything there
+        with open(path, "rb", opener=lambda path, mode: os.open(path, mode | flags)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ValueError(f"${VARIABLE} is not a file any more")
             data = file.read(FILE_LIMIT + 1)

@@ -134,7 +134,7 @@ def files_of(workflow: WorkflowFile) -> Sequence[EnvFile]:
 
 def _read_bytes(name: str) -> bytes | OSError:
     try:
-        with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open(name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return OSError(errno.EINVAL, "it is not a file")
             return file.read(FILE_LIMIT + 1)

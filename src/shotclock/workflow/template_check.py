@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.value_types import field, replace, value
+from ..providers.matrix import combine
 from ..providers.provider import STEP_TYPES, StepPart
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item, needs, not_before
@@ -38,6 +39,7 @@ class VisibleNames:
     inputs: Collection[str]
     steps: Collection[str]
     texts: Collection[str] = ()  # steps whose output is never a number
+    axes: Collection[str] = ()  # the names in the combinations of a matrix
     is_command: bool = False
     hints: dict[str, str] = field(default_factory=dict)  # where else a name can be used
 
@@ -117,6 +119,8 @@ def _check_member(head: str, name: str, visible: VisibleNames, mentions: list[tu
         yield _finding("template/unknown-input", f"`inputs.{name}`: `inputs` has no {name!r}", hint)
     elif head in ("outputs", "steps"):
         mentions.append((head, name))
+    elif head in ("matrix", "item") and visible.axes and name not in visible.axes:
+        yield _unknown_member(f"{head}.{name}", name, visible.axes)
     elif head in _MEMBERS and name not in _MEMBERS[head]:
         yield _unknown_member(f"{head}.{name}", name, _MEMBERS[head])
 
@@ -318,7 +322,8 @@ def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Itera
         )
         each = replace(base, names={*_EVERYWHERE, "item", "index"}) if step_id in per_item else once
         if step.matrix is not None:
-            each = replace(each, names={*each.names, "matrix"})
+            axes = dict.fromkeys(name for combination in combine(step.matrix) for name in combination)
+            each = replace(each, names={*each.names, "matrix"}, axes=axes)
         in_file = [(("prompt_file",), prompts[step_id])] if is_template(prompts.get(step_id, "")) else []
         for path, text in (*_texts(step), *in_file):
             visible = before if path[0] in ("if", "for_each", "matrix", "transform") else each
