@@ -134,7 +134,7 @@ class StepExecutor:
 
     async def _find_items(self, step: StepPart, scope: TemplateScope) -> tuple[list[Any] | None, str | None]:
         """Return the items of a step, and the step that they come from."""
-        items: Any = step.for_each
+        items: Any = step.items
         source = None
         if items is None or isinstance(items, bool):
             source = self._find_source(step, scope)
@@ -249,7 +249,7 @@ class StepExecutor:
         shown = ["stderr"]
         try:
             if result.cut is not None:
-                raise ValueError(f"{result.cut}; {OUTPUT_LIMIT} are the most")
+                raise ValueError(result.cut)
             output, kept = _read_output(step, result.output)
             state.output = self.check_size(output)
         except ValueError as unfit:
@@ -461,6 +461,8 @@ class _Items:
         if part.status.is_final:  # before the run was parked, or its process died
             return
         scope = {**work.scope, "item": item, "index": number}
+        if work.step.matrix is not None:
+            scope["matrix"] = item
         if self._source is not None:  # templates name the source for its current item
             scope["outputs"] = ChainMap({self._source: item}, work.scope["outputs"])
         async with self._slots.hold_one():
