@@ -11,12 +11,12 @@ from shotclock.workflow.history import Advice, History, Measured, advise, read_h
 from shotclock.workflow.loader import load_text
 from shotclock.workflow.plan import step_timeout_ms
 from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.timeout_edit import Edited, edit_timeouts
+from shotclock.workflow.timeout_edit import EditedFile, edit_timeouts
 
 from .past import add_run, took
 
 
-def edit(text: str, /, **wanted_ms: int) -> Edited:
+def edit(text: str, /, **wanted_ms: int) -> EditedFile:
     """Edit the timeouts of these steps; `run` is that of the run."""
     loaded = load_text(text.encode())
     assert loaded.workflow is not None, loaded.findings

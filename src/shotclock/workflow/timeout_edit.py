@@ -32,7 +32,7 @@ NOT_ITS_OWN = {
 
 
 @value
-class Edited:
+class EditedFile:
     text: str
     steps: tuple[str | None, ...] = ()  # those whose timeout was changed; None is the run
     notes: tuple[str, ...] = ()  # why the others were not
@@ -45,7 +45,7 @@ class _Change:
     text: str
 
 
-def edit_timeouts(text: str, loaded: Loaded, advised: Sequence[Advice]) -> Edited:
+def edit_timeouts(text: str, loaded: Loaded, advised: Sequence[Advice]) -> EditedFile:
     """Return the text of a file with the suggested timeouts. One that cannot be edited safely is left, with a note."""
     mark, text = text[: text.startswith("\ufeff")], text.removeprefix("\ufeff")
     notes: list[str] = []
@@ -70,7 +70,7 @@ def edit_timeouts(text: str, loaded: Loaded, advised: Sequence[Advice]) -> Edite
             continue
         text, loaded = edited, again
         done.append(advice.step)
-    return Edited(mark + text, tuple(done), tuple(notes))
+    return EditedFile(mark + text, tuple(done), tuple(notes))
 
 
 class _Unsafe(Exception):
