@@ -111,14 +111,14 @@ def test_a_reader_that_leaves_ends_the_command_as_without_us() -> None:
 def test_after_the_budget_the_streams_are_closed_and_one_line_says_how_to_wait(shotclock: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     script = "echo early; read go < go; echo late; exit 5"
-    command = [*SHOTCLOCK, "exec", "--budget", "1s", "--", "sh", "-c", script]
+    command = [*SHOTCLOCK, "exec", "--budget", "3s", "--", "sh", "-c", script]
     # Pipes, whose ends are reached only when no process of the job has them.
     ran = subprocess.run(command, capture_output=True, cwd=tmp_path, timeout=RAN_WITHIN_S)
     assert (ran.returncode, ran.stdout) == (14, b"early\n")
     [line] = ran.stderr.decode().splitlines()
     job = newest(shotclock)
     assert job["status"] == "running"
-    assert "INCOMPLETE: still running after 1s" in line and f"`shotclock job wait {job['job_id']}`" in line
+    assert "INCOMPLETE: still running after 3s" in line and f"`shotclock job wait {job['job_id']}`" in line
     (tmp_path / "go").write_text("on\n")
     waited = shotclock("job", "wait", job["job_id"], "--json")
     assert waited.json()["data"]["exit_code"] == 5

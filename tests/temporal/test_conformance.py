@@ -51,6 +51,36 @@ def test_steps_run_in_order_and_hand_on_what_they_said(runs: Runs, validate_enve
     assert envelope["meta"]["timeout_ms"] == 60_000 and 0 < envelope["meta"]["remaining_ms"] < 60_000
 
 
+def test_a_list_of_steps_has_its_files_its_matrix_and_its_named_outputs(runs: Runs, validate_envelope: Valid) -> None:
+    (runs.folder / "values.env").write_text("WHERE='here; false'\nWHO=file\n")
+    code, envelope = runs.run(
+        """
+        timeout: 60
+        env_file: values.env
+        steps:
+          - id: build
+            env: {WHO: step}
+            exec: echo "where=$WHERE" >> $SHOTCLOCK_OUTPUT; echo "who=$WHO" >> $SHOTCLOCK_OUTPUT
+          - {id: no, if: "1 > 2", exec: "exit 1"}
+          - id: each
+            matrix: {os: [a, b], n: [1, 2], exclude: [{os: a, n: 2}]}
+            exec: echo {{ matrix.os }}{{ item.n }} {{ outputs.build.where }} {{ outputs.build.who }}
+          - {id: cut, exec: "echo nothing >> $SHOTCLOCK_OUTPUT", continue_on_failure: true}
+          - echo end
+        """,
+        "--run-id",
+        f"list-{time.monotonic_ns()}",
+    )
+    validate_envelope(envelope)
+    assert code == 0 and envelope["ok"], envelope
+    steps = envelope["data"]["steps"]
+    assert steps["build"]["output"] == {"where": "here; false", "who": "step"}
+    assert steps["no"]["status"] == "skipped"
+    assert steps["each"]["output"] == [f"{each} here; false step" for each in ("a1", "b1", "b2")]
+    assert steps["cut"]["error"]["code"] == "OUTPUT_INVALID" and steps["cut"]["output"] is None
+    assert steps["step-5"]["output"] == "end"
+
+
 def printable(size: int, seed: int) -> bytes:
     """About so many bytes of UTF-8 without a line's end behind them: of every width, with all that JSON escapes."""
     letters = random.Random(seed).choices('aZ09 \n\r\t"\\\x00\x7féж€\ue000\ufeff😀', k=min(size, 40_000))

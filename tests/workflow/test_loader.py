@@ -317,7 +317,7 @@ WRONG = {
     "no steps": ("name: x", "steps", "'steps' is missing"),
     "empty steps": ("steps: {}", "steps", "is empty"),
     "steps of nothing": ("steps:", "steps", "should be a mapping, and is nothing"),
-    "steps as a list": ("steps: [{exec: x}]", "steps", "should be a mapping, and is a list"),
+    "steps as a number": ("steps: 5", "steps", "should be a mapping, and is the number 5"),
     "steps as text": ("steps: x", "steps", "should be a mapping, and is the text 'x'"),
     "a step of nothing": ("steps: {a: }", "steps.a", "should be a mapping, and is nothing"),
     "a step as a number": ("steps: {a: 5}", "steps.a", "should be a mapping, and is the number 5"),

@@ -154,13 +154,14 @@ def test_a_step_that_was_cut_off_is_interrupted_unless_it_may_run_twice(tmp_path
 def test_items_that_are_done_stay_done_and_those_that_were_cut_off_follow_the_rule_for_steps(tmp_path: Path) -> None:
     home, flow = tmp_path / "home", tmp_path / "flow.yaml"
     # The first ten end at once, the next hang until the run is killed, and the others have not begun by then.
-    script = "echo {{{{ item }}}} >> {name}; test {{{{ item }}}} -lt 10 || test -e go || sleep 600; echo {{{{ item }}}}"
+    script = "n={{{{ {value} }}}}; echo $n >> {name}; test $n -lt 10 || test -e go || sleep 600; echo $n"
     items = json.dumps(list(range(40)))
     flow.write_text(
         "max_parallelism: 16\n"
         "steps:\n"
-        f"  once: {{exec: '{script.format(name='once')}', for_each: {items}}}\n"
-        f"  again: {{exec: '{script.format(name='again')}', for_each: {items}, idempotent: true}}\n"
+        f"  once: {{exec: '{script.format(name='once', value='item')}', for_each: {items}}}\n"
+        f"  again: {{exec: '{script.format(name='again', value='matrix.n')}', idempotent: true,\n"
+        f"    matrix: {{n: {items}}}}}\n"
     )
 
     def count(name: str) -> Counter[int]:

@@ -138,6 +138,7 @@ class AiStep(StepPart):
     )
 
     def check_together(self) -> None:
+        super().check_together()
         if (self.prompt is None) == (self.prompt_file is None):
             raise ValueError("say what to ask: either `prompt`, or `prompt_file` with the name of a file")
         # The names that existing files have for the soft limit and the wind-down.

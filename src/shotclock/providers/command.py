@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..core.envelope import Envelope, warning
 from ..core.validation import After, Before, field
+from ..core.value_types import replace
+from .output_file import VARIABLE, output_file, read_output_file
 from .provider import Provider, StepCall, StepPart, StepResult, StepType, as_list
 
 if TYPE_CHECKING:
@@ -97,7 +99,8 @@ class CommandProvider(Provider):
         # child quiet override it.
         base_env, own_env = ({}, step.env) if step.own_env is None else (step.env, step.own_env)
         env = {**own_env, **step.values}
-        with _spool(step.settings.get("stdin")) as stdin:
+        with _spool(step.settings.get("stdin")) as stdin, output_file(call.request_id) as written:
+            env[VARIABLE] = written
             if stdin is not None:
                 env[STDIN_VARIABLE] = stdin
                 script = f'exec <"${STDIN_VARIABLE}"; {script}'
@@ -115,11 +118,21 @@ class CommandProvider(Provider):
                     stop_signal=stop_signal,
                     on_output=step.on_output,
                 )
-                return _make_result(envelope)
+                result = _make_result(envelope)
+                return _with_written(result, written) if envelope.ok else result
             except CancelledError:
                 if (left := call.cancellation.envelope) is not None:
                     step.cancelled.result = _make_result(left)
                 raise
+
+
+def _with_written(result: StepResult, path: str) -> StepResult:
+    """Return the result with the values in the output file, if there are any, in place of the printed output."""
+    try:
+        values = read_output_file(path)
+    except ValueError as wrong:
+        return replace(result, output=None, cut=str(wrong))
+    return replace(result, output=values, cut=None) if values else result
 
 
 def _make_result(envelope: Envelope) -> StepResult:
@@ -134,7 +147,9 @@ def _make_result(envelope: Envelope) -> StepResult:
     except OSError:
         written = b""
     if len(written) != total:
-        return StepResult(envelope, cut=f"it printed {total} bytes, of which {len(written)} are in a file")
+        return StepResult(
+            envelope, cut=f"it printed {total} bytes, of which {len(written)} are in a file, and 60 MB are the most"
+        )
     with contextlib.suppress(OSError):
         os.unlink(data["stdout_file"])
     of_part = {"stream": "stdout"}

@@ -63,6 +63,7 @@ class McpStep(StepPart):
     transport: Literal["stdio", "http"] | None = None  # follows from `command` or `url`; existing files have it
 
     def check_together(self) -> None:
+        super().check_together()
         check_server(self.command, self.url, self.transport)
 
 

@@ -27,6 +27,7 @@ from ..core.value_types import field as dataclass_field
 from ..core.value_types import record, replace, value
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
+from .matrix import combine
 
 if TYPE_CHECKING:
     from ..inbox.inbox import Inbox
@@ -168,6 +169,27 @@ def _overtime(written: Any) -> Any:
 OvertimeKey = Annotated[dict[str, Any] | bool | str | int | float | None, Before(_overtime)]
 
 
+def _known_matrix(written: dict[str, list[Any]] | None) -> dict[str, list[Any]] | None:
+    if written is not None:
+        combine(written)
+    return written
+
+
+class EnvFile(Part):
+    """A file of variables."""
+
+    path: str = field(min_length=1)
+    optional: bool = False
+
+
+def _as_env_files(written: Any) -> Any:
+    listed = written if isinstance(written, list) else [written]
+    return [{"path": each} if isinstance(each, str) else each for each in listed]
+
+
+EnvFileNames = Annotated[list[EnvFile], Before(_as_env_files, str | EnvFile | list[str | EnvFile])]
+
+
 class StepPart(Part):
     """The keys that every step may have."""
 
@@ -181,13 +203,17 @@ class StepPart(Part):
     wind_down: Clock | None = None
     min_time: Clock | None = None
     depends_on: Names = field(default=[], keys=("depends_on", "needs"))
+    accept_skipped: bool = False
+    """A dependency that its own condition skipped counts as met."""
     if_: str | bool | None = field(default=None, keys=("if",))
     fail_if: str | None = None
     continue_on_failure: bool = False
     on_fail: Reaction | None = None
     on_success: Reaction | None = None
     for_each: bool | str | list[Any] | None = field(default=None, keys=("for_each", "forEach"))
+    matrix: Annotated[dict[str, list[Any]] | None, After(_known_matrix)] = None
     env: dict[str, Scalar] = field(default={})
+    env_file: EnvFileNames = field(default=[])
     cwd: str | None = field(default=None, keys=("cwd", "working_directory"))
     transform: str | None = None
     output_schema: dict[str, Any] | None = None
@@ -198,6 +224,15 @@ class StepPart(Part):
     runs_on: str | None = field(default=None, min_length=1)
     """The Temporal queue of the step, by default the run's. Ignored without Temporal."""
     description: str | None = None
+
+    def check_together(self) -> None:
+        if self.matrix is not None and self.for_each is not None:
+            raise ValueError("give the step either `matrix` or `for_each`")
+
+    @property
+    def items(self) -> bool | str | list[Any] | None:
+        """Return the items as written: of `for_each`, or the combinations of `matrix`."""
+        return self.for_each if self.matrix is None else combine(self.matrix)
 
     @classmethod
     def before_field(cls, name: str, written: Any) -> Any:

@@ -41,6 +41,7 @@ class UiStep(StepPart):
     device: str = DEFAULT_DEVICE
 
     def check_together(self) -> None:
+        super().check_together()
         problems: list[str] = []
         if not _has_template(self.device):
             try:

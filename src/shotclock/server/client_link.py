@@ -91,7 +91,7 @@ class LogLevels:
         return frozenset(LOG_LEVELS[LOG_LEVELS.index(lowest) :])
 
 
-class Question(NamedTuple):
+class ClientQuestion(NamedTuple):
     request: dict[str, Any]
     answer: asyncio.Future[Any]
 
@@ -108,7 +108,7 @@ class ClientLink:
         self._ctx: Context | None = None
         self._wanted: frozenset[str] = frozenset()
         self._given: dict[str, Any] = {}
-        self._questions: dict[str, Question] = {}
+        self._questions: dict[str, ClientQuestion] = {}
         self._url_ids: dict[str, str] = {}
         """Of the URLs that an older client was asked to open, by the name of the question."""
         self._unsent: deque[tuple[str, str, str | None]] = deque()
@@ -255,7 +255,7 @@ class ClientLink:
 
     async def _wait_for_repeat(self, name: str, request: dict[str, Any]) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._questions[name] = Question(request, answer)
+        self._questions[name] = ClientQuestion(request, answer)
         if not self.asked.done():
             self.asked.set_result(None)
         try:

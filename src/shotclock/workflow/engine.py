@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 from ..core.clocks import ProcessIdentity, WallTime
@@ -17,6 +18,7 @@ from ..runtime.control_channel import ask_holder
 from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
 from . import run as local
+from .history import read_p95
 from .report import Report, report_of
 from .run import RunCaller, RunRequest, read_envelope
 from .state import JsonObject, Status, commands_for, count_steps
@@ -170,7 +172,13 @@ class EmbeddedEngine:
 
     async def report(self, run_id: str) -> Report:
         run = self.find_run(run_id)
-        made = report_of(run, self.store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
+        made = report_of(
+            run,
+            self.store.runs.steps(run.id),
+            now=wall_time(),
+            is_alive=is_alive(run.holder),
+            find_p95=partial(read_p95, self.store, run.name, run.file, run.created_at),
+        )
         printed = await asyncio.to_thread(read_printed_ends, self.store.home, run.id)
         return replace(made, steps=tuple(replace(step, printed=printed.get(step.id, [])) for step in made.steps))
 

@@ -314,7 +314,12 @@ def _check_graph(workflow: WorkflowFile) -> Iterator[Finding]:
             message = f"is done for every item of {sources[0]}, and not of {', '.join(sources[1:])}"
             hint = "name the list: `for_each` with a list or a template"
             yield Finding("graph/items", message, ("steps", step_id, "depends_on"), suggestion=hint, is_error=False)
-    lost = behind_all(graph, never)
+    accepting = {step_id for step_id, step in workflow.steps.items() if step.accept_skipped}
+    strict = {
+        step_id: tuple(group for group in groups if step_id not in accepting or never.isdisjoint(group))
+        for step_id, groups in graph.items()
+    }
+    lost = behind_all(strict, never)
     for step_id in sorted(lost - never):
         causes = sorted(needs(graph[step_id]) & lost)
         message = f"can never start: it waits for {', '.join(causes)}, which never does"

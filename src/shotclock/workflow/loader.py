@@ -19,7 +19,9 @@ from ..core.validation import Part, ValidationError
 from ..core.value_types import field, replace, value
 from ..providers.provider import STEP_TYPES, StepPart
 from ..runtime.call import Outcome
+from .env_files import EnvFiles, files_of
 from .schema import ToolPart, WorkflowFile
+from .step_list import name_steps
 from .yaml_reader import TOP, SourcePosition, Spot, quote, read_tree
 
 SIZE_LIMIT = 4_000_000  # bytes. A file that a person wrote is far smaller
@@ -174,13 +176,36 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
         flaws.append(Finding("file/shape", f"{content}; a workflow is a mapping with `steps`", place=tree.spots.place))
     if not tree.is_whole or not isinstance(tree.value, dict):
         return Loaded(source, None, tuple(flaws))
-    plain = _translate(tree.value, source.folder)
+    written, listed = dict(tree.value), []
+    for key in ("steps", "checks"):
+        if isinstance(written.get(key), list):
+            named = name_steps(written[key], tree.spots.inside[key], written.get("defaults"))
+            written[key], tree.spots.inside[key] = named.steps, named.spots
+            listed = named.flaws
+    flaws += [Finding(flaw.rule, flaw.message, ("steps",), flaw.place, flaw.suggestion) for flaw in listed]
+    plain = _translate(written, source.folder)
     try:
-        workflow = WorkflowFile.model_validate(plain)
-        return Loaded(source, workflow, _sort(flaws))
+        return _with_env_files(Loaded(source, WorkflowFile.model_validate(plain), tuple(flaws)))
     except ValidationError as error:
         salvaged, more = _salvage(source, plain, error)
-        return Loaded(source, salvaged, _sort([*flaws, *_findings(source, error), *more]))
+        return _with_env_files(Loaded(source, salvaged, (*flaws, *_findings(source, error), *more)))
+
+
+def _with_env_files(loaded: Loaded) -> Loaded:
+    """Return the file with the variables of its `env_file`s, and a digest that covers them."""
+    source, workflow = loaded.source, loaded.readable
+    if workflow is None or not files_of(workflow):
+        return replace(loaded, findings=_sort([*loaded.findings]))
+    files = EnvFiles(source.folder, {})
+    merged, flaws = files.merge_into(workflow)
+    found = [
+        Finding("env/file", flaw.message, flaw.path, source.place_of(flaw.path), flaw.suggestion) for flaw in flaws
+    ]
+    digest = hashlib.sha256(source.sha256.encode())
+    for data in files.contents.values():
+        digest.update(hashlib.sha256(data if isinstance(data, bytes) else b"").digest())
+    source = replace(source, sha256=digest.hexdigest())
+    return Loaded(source, merged, _sort([*loaded.findings, *found]))
 
 
 def _salvage(

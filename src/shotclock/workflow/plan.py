@@ -280,14 +280,14 @@ def most_tries(workflow: WorkflowFile, step: StepPart) -> int:
 
 def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
     """Return the dependencies with `for_each: true`, whose outputs are the items."""
-    if step.for_each is not None and step.for_each is not True:
+    if step.matrix is not None or (step.for_each is not None and step.for_each is not True):
         return []
     named = dict.fromkeys(name for group in groups_of(step.depends_on) for name in group)
     return [name for name in named if name in workflow.steps and workflow.steps[name].for_each is True]
 
 
 def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
-    return isinstance(step.for_each, str | list) or bool(items_come_from(workflow, step))
+    return step.matrix is not None or isinstance(step.for_each, str | list) or bool(items_come_from(workflow, step))
 
 
 def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:

@@ -244,7 +244,7 @@ def _resume_states(
         if items is not None and -1 not in items:
             state = _resume_items(workflow, step, state, items, store, run)
         elif state.status is Status.RUNNING:
-            only_waited = not step.for_each and _only_waited(store, run, step, state)
+            only_waited = not step.for_each and step.matrix is None and _only_waited(store, run, step, state)
             state = state.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
         elif state.status is Status.SKIPPED:
             state = state.fresh()

@@ -17,12 +17,22 @@ from ..core.errors import Failure
 from ..core.json_values import Read, as_plain, read_json
 from ..core.validation import After, Before, Limits, OneOf, Part, field, json_schema_of
 from ..providers.command import Shell, ToolStep
-from ..providers.provider import STEP_TYPES, Milliseconds, OvertimeKey, Reaction, Scalar, Seconds, StepPart
+from ..providers.provider import (
+    STEP_TYPES,
+    EnvFileNames,
+    Milliseconds,
+    OvertimeKey,
+    Reaction,
+    Scalar,
+    Seconds,
+    StepPart,
+)
 
 if TYPE_CHECKING:
     from ..providers.ai import AiStep
 
-StepId = Annotated[str, Limits(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$", max_length=200)]
+STEP_NAME = r"^[A-Za-z_][A-Za-z0-9_.-]*$"
+StepId = Annotated[str, Limits(pattern=STEP_NAME, max_length=200)]
 
 
 class _StepSchemas(Mapping[str, type[Part]]):
@@ -113,6 +123,7 @@ class WorkflowFile(Part):
     max_parallelism: int = field(default=8, ge=1, le=1000)
     fail_fast: bool = False
     env: dict[str, Scalar] = field(default={})
+    env_file: EnvFileNames = field(default=[])
     inputs: dict[str, InputPart] = field(default={})
     outputs: dict[str, str] = field(default={})
     tools: dict[str, ToolPart] = field(default={})
@@ -329,11 +340,24 @@ def json_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     schema["properties"]["steps"]["additionalProperties"] = False  # other names are refused
     schema["patternProperties"] = {"^x-": True}  # parts that other keys merge in
-    _also_called(WorkflowFile, schema)
     models: list[type[Part]] = [ToolPart, *(each.schema for each in STEP_TYPES.values())]
     for model in models:
         _also_called(model, definitions[model.__name__])
+    schema["properties"]["steps"] = {"anyOf": [schema["properties"]["steps"], _list_schema(definitions)]}
+    _also_called(WorkflowFile, schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Shotclock workflow"}
+
+
+def _list_schema(definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of steps as a list, whose elements have a name of their own."""
+    name = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": STEP_NAME}
+    shapes: list[dict[str, Any]] = [{"type": "string", "minLength": 1}]
+    for model in (each.schema for each in STEP_TYPES.values()):
+        listed, step = f"{model.__name__}InList", definitions[model.__name__]
+        definitions[listed] = {**step, "properties": {**step["properties"], "id": name, "name": name}}
+        definitions[listed]["not"] = {"required": ["id", "name"]}
+        shapes.append({"$ref": f"#/$defs/{listed}"})
+    return {"type": "array", "minItems": 1, "items": {"anyOf": shapes}}
 
 
 def _also_called(model: type[Part], schema: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ from .plan import (
     step_timeout_ms,
     written_timeout,
 )
-from .run_context import ParallelSlots, RunContext
+from .run_context import ParallelSlots, RunContext, steps_at_work
 from .schema import schema_of_inputs
 from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of, explain_limit
 from .step_approval import StepApproval
@@ -82,8 +82,12 @@ class StepExecutor:
 
     async def execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         """Execute one step and leave its state final."""
-        with self._person_wait.at_work():
-            await self._execute(name, step, state, scope)
+        token = steps_at_work.set((*steps_at_work.get(), state))
+        try:
+            with self._person_wait.at_work():
+                await self._execute(name, step, state, scope)
+        finally:
+            steps_at_work.reset(token)
 
     async def _execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         self._run.wound_down.discard(name)  # it may run again
@@ -131,7 +135,7 @@ class StepExecutor:
 
     async def _find_items(self, step: StepPart, scope: TemplateScope) -> tuple[list[Any] | None, str | None]:
         """Return the items of a step, and the step that they come from."""
-        items: Any = step.for_each
+        items: Any = step.items
         source = None
         if items is None or isinstance(items, bool):
             source = self._find_source(step, scope)
@@ -246,7 +250,7 @@ class StepExecutor:
         shown = ["stderr"]
         try:
             if result.cut is not None:
-                raise ValueError(f"{result.cut}; {OUTPUT_LIMIT} are the most")
+                raise ValueError(result.cut)
             output, kept = _read_output(step, result.output)
             state.output = self.check_size(output)
         except ValueError as unfit:
@@ -475,6 +479,8 @@ class _Items:
         if part.status.is_final:  # before the run was parked, or its process died
             return
         scope = {**work.scope, "item": item, "index": number}
+        if work.step.matrix is not None:
+            scope["matrix"] = item
         if self._source is not None:  # templates name the source for its current item
             scope["outputs"] = ChainMap({self._source: item}, work.scope["outputs"])
         async with self._slots.hold_one():

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.value_types import field, replace, value
+from ..providers.matrix import combine
 from ..providers.provider import STEP_TYPES, StepPart
 from .loader import Finding, Path_, suggest
 from .plan import graph_of, is_per_item, needs, not_before
@@ -38,6 +39,7 @@ class VisibleNames:
     inputs: Collection[str]
     steps: Collection[str]
     texts: Collection[str] = ()  # steps whose output is never a number
+    axes: Collection[str] = ()  # the names in the combinations of a matrix
     is_command: bool = False
     hints: dict[str, str] = field(default_factory=dict)  # where else a name can be used
 
@@ -117,6 +119,8 @@ def _check_member(head: str, name: str, visible: VisibleNames, mentions: list[tu
         yield _finding("template/unknown-input", f"`inputs.{name}`: `inputs` has no {name!r}", hint)
     elif head in ("outputs", "steps"):
         mentions.append((head, name))
+    elif head in ("matrix", "item") and visible.axes and name not in visible.axes:
+        yield _unknown_member(f"{head}.{name}", name, visible.axes)
     elif head in _MEMBERS and name not in _MEMBERS[head]:
         yield _unknown_member(f"{head}.{name}", name, _MEMBERS[head])
 
@@ -263,8 +267,11 @@ _MEMBERS = {
     "deadline": ("remaining",),
     "steps.NAME": ("status", "output", "error", "exit_code", "attempts", "partial"),
 }
-_AROUND = frozenset({"if", "for_each", "transform", "fail_if"})  # rendered before or after the tries of a step
+_AROUND = frozenset(
+    {"if", "for_each", "matrix", "transform", "fail_if"}
+)  # rendered before or after the tries of a step
 _NO_ITEMS = "only a step with `for_each`, or after one that says `for_each: true`, has items"
+_NO_MATRIX = "only a step with `matrix` has that"
 _BEFORE_ITEMS = "`if`, `for_each` and `transform` are about the whole step: there are no items yet"
 _PLAIN = {"description", "tags", "depends_on", "on_fail", "on_success", "output_schema", "approval", "type"}
 
@@ -305,14 +312,21 @@ def check_templates(workflow: WorkflowFile, *, prompts: Mapping[str, str] = Mapp
 def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Iterator[Written]:
     texts = {name for name, step in workflow.steps.items() if _outputs_text(workflow, step)}
     base = VisibleNames(_EVERYWHERE, workflow.inputs, workflow.steps, texts)
-    once = replace(base, hints={"item": _NO_ITEMS, "index": _NO_ITEMS})
+    once = replace(base, hints={"item": _NO_ITEMS, "index": _NO_ITEMS, "matrix": _NO_MATRIX})
     per_item = {name for name, step in workflow.steps.items() if is_per_item(workflow, step)}
     for step_id, step in workflow.steps.items():
-        before = replace(base, hints=dict.fromkeys(("item", "index"), _BEFORE_ITEMS)) if step_id in per_item else once
+        before = (
+            replace(base, hints=dict.fromkeys(("item", "index", "matrix"), _BEFORE_ITEMS))
+            if step_id in per_item
+            else once
+        )
         each = replace(base, names={*_EVERYWHERE, "item", "index"}) if step_id in per_item else once
+        if step.matrix is not None:
+            axes = dict.fromkeys(name for combination in combine(step.matrix) for name in combination)
+            each = replace(each, names={*each.names, "matrix"}, axes=axes)
         in_file = [(("prompt_file",), prompts[step_id])] if is_template(prompts.get(step_id, "")) else []
         for path, text in (*_texts(step), *in_file):
-            visible = before if path[0] in ("if", "for_each", "transform") else each
+            visible = before if path[0] in ("if", "for_each", "matrix", "transform") else each
             if path[0] not in _AROUND:
                 visible = replace(visible, names={*visible.names, "deadline"})
             if path[0] in ("fail_if", "transform"):
@@ -321,6 +335,8 @@ def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Itera
             visible = replace(visible, is_command=path == ("exec",))
             yield Written(("steps", step_id, *path), text, visible, path[0] in CONDITIONS)
     anywhere = replace(base, names={*_EVERYWHERE, "item", "index"}) if per_item else once
+    if any(step.matrix is not None for step in workflow.steps.values()):
+        anywhere = replace(anywhere, names={*anywhere.names, "matrix"})
     yield from _plain_texts(("env",), workflow.env, anywhere)
     yield from _plain_texts(("defaults", "env"), workflow.defaults.env, anywhere)
     yield from _plain_texts(("defaults", "cwd"), workflow.defaults.cwd, anywhere)
