@@ -49,6 +49,7 @@ COMMANDS = [
     "shotclock check flow.yaml",
     "shotclock run flow.yaml --run-id r1",
     "shotclock report r1",
+    "shotclock advise flow.yaml",
     "shotclock inbox list",
     "shotclock token list",
     "shotclock job list",
@@ -73,6 +74,7 @@ UNUSED = {
     "shotclock errors": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
     "shotclock check flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
     "shotclock plan flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
+    "shotclock advise flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic"},
     "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "dataclasses", "pydantic"},
     "shotclock report": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic"},
     "shotclock inbox list --json": {
@@ -106,7 +108,9 @@ def started(folder: Path, tmp_path: Path) -> Any:
     def options(command: str) -> tuple[list[str], dict[str, Any]]:
         program, *words = command.split()
         argv = [*SHOTCLOCK, *words] if program == "shotclock" else [sys.executable, "program.py", *words]
-        return argv, {"cwd": folder, "env": {**os.environ, "SHOTCLOCK_HOME": str(folder / "home")}}
+        # A check reads the store if there is one, with sqlite3.
+        home = folder / ("nowhere" if words[0] == "check" else "home")
+        return argv, {"cwd": folder, "env": {**os.environ, "SHOTCLOCK_HOME": str(home)}}
 
     return options
 

@@ -21,29 +21,23 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from types import TracebackType, UnionType
+from types import TracebackType
 from typing import (
     Any,
     Self,
     TypedDict,
     TypeVar,
-    Union,
     Unpack,
-    get_args,
-    get_origin,
-    get_type_hints,
     overload,
 )
 
 from .cli.output import Signalled, is_the_end, leave_soon, raise_on_stop
-from .core.arguments import HandlerParameter, context_name, parameters_of, signature_of, to_jsonable
+from .core.arguments import context_name, parameters_of, signature_of, to_jsonable
 from .core.catalogue import (
-    ApprovedFile,
     Catalogue,
     CommandSpec,
     HandlerReference,
     Operation,
-    SecretParameter,
     hyphenate,
 )
 from .core.clocks import Clocks, parse_duration_ms
@@ -61,7 +55,9 @@ from .core.declared import (
     check_app_name,
     check_options,
     check_placeholders,
+    find_secrets,
     read_approval,
+    read_approved_file,
     read_clocks,
     read_documentation,
     read_interruption,
@@ -219,7 +215,7 @@ class App(ExplainsMembers):
         if is_streaming := yields(function):
             function = collect_items(function)
         function = supply_dependencies(function)
-        if secrets := _find_secrets(function, self.name):
+        if secrets := find_secrets(function, self.name):
             from .core.secret_parameters import supply_secrets  # imports pydantic
 
             function = supply_secrets(function, secrets, os.environ)
@@ -228,7 +224,7 @@ class App(ExplainsMembers):
         options["steps"] = tuple(options["steps"])
         check_options(name, options, parameters)
         interruption = read_interruption(options.get("interruption"))
-        approved_file = _read_approved_file(name, options.get("approval"), parameters)
+        approved_file = read_approved_file(name, options.get("approval"), parameters)
         if approved_file is not None and interruption is not None:
             raise ValueError(f"{name!r}: approval: a command that writes an approved file cannot go on as a job")
         clocks = read_clocks(name, options, interruption, self.clocks)
@@ -568,46 +564,3 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
     if not isinstance(found, App):
         raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App")
     return found.describe().to_plain()
-
-
-def _find_secrets(function: Callable[..., Any], app: str) -> tuple[SecretParameter, ...]:
-    """Return the parameters of type `Secret[str]`, or `Secret[str] | None`."""
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except NameError:  # reported with the other mistakes of the signature
-        return ()
-    found = []
-    for parameter in parameters_of(function):
-        hint = hints.get(parameter.name)
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        if any(_is_secret(get_origin(kind) or kind) for kind in kinds):
-            variable = re.sub(r"\W", "_", f"{app}_{parameter.name.strip('_')}").upper()
-            found.append(SecretParameter(parameter.name, variable, parameter.default is ...))
-    return tuple(found)
-
-
-def _is_secret(kind: Any) -> bool:
-    """Return whether a type is `Secret`, which is pydantic's; programs that do not use it do not import that."""
-    return getattr(kind, "__qualname__", "") == "Secret" and kind.__module__ == "pydantic.types"
-
-
-def _read_approved_file(name: str, declared: object, parameters: list[HandlerParameter]) -> ApprovedFile | None:
-    """Read an approved file. Raises ValueError unless the operator sees every argument."""
-    written = declared.get("file") if isinstance(declared, Mapping) else None
-    if written is None:
-        return None
-    try:
-        file = ApprovedFile(**{**written, "path": os.fspath(written["path"])})
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{name!r}: approval: file has path, proposed and perhaps decision: {error}") from None
-    if not os.path.isabs(file.path):
-        raise ValueError(f"{name!r}: approval: {file.path!r} must be an absolute path")
-    by_name = {parameter.name: parameter for parameter in parameters}
-    if file.proposed not in by_name or (file.decision is not None and file.decision not in by_name):
-        raise ValueError(f"{name!r}: approval: file: proposed and decision name parameters of the command")
-    if file.decision is not None and by_name[file.decision].default is ...:
-        raise ValueError(f"{name!r}: approval: {file.decision!r} needs a default: callers do not pass it")
-    if unseen := by_name.keys() - {file.proposed, file.decision, "justification"}:
-        message = f"the operator sees the file, and would not see {', '.join(sorted(unseen))}"
-        raise ValueError(f"{name!r}: approval: {message}")
-    return file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -168,6 +169,14 @@ def sleeps(seconds: float) -> str:
 def sleeps_in_c(seconds: float) -> None:
     """Hold the GIL, so that the loop stands still as well."""
     ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+@app.command(isolation="shared")
+async def limit_memory(is_limited: bool) -> None:
+    """Leave no memory for the stack of a thread."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 1_000_000 if is_limited else most, most))
 
 
 @app.command(isolation="shared")

@@ -87,6 +87,19 @@ def test_at_its_limit_one_that_looks_or_reports_or_waits_ends_and_the_process_st
     run(scenario())
 
 
+def test_where_no_thread_can_be_started_it_has_not_begun(folder: Path) -> None:
+    async def scenario() -> None:
+        async with app:
+            assert (await app.call("limit_memory", is_limited=True)).ok
+            answer = await app.call("sleeps", seconds=0)
+            assert (answer.code, answer.ending) == ("SPAWN_FAILED", "not_started"), answer.to_dict()
+            assert (answer.meta["side_effects"], answer.error["retryable"]) == ("none", True), answer.to_dict()
+            assert (await app.call("limit_memory", is_limited=False)).ok
+            assert (await app.call("sleeps", seconds=0)).ok
+
+    run(scenario())
+
+
 def test_an_async_one_is_cancelled_only_when_its_threads_of_a_pool_have_ended(folder: Path) -> None:
     async def scenario() -> None:
         async with app:

@@ -508,6 +508,27 @@ def test_a_late_error_of_abandoned_work_is_swallowed_and_counted(capfd: pytest.C
     assert "nobody should read this" not in capfd.readouterr().err
 
 
+def test_inline_work_whose_thread_of_a_pool_runs_on_is_abandoned_not_cancelled() -> None:
+    released = threading.Event()
+
+    async def rests() -> None:
+        await asyncio.to_thread(released.wait, 60)
+
+    async def scenario() -> None:
+        async with Runtime() as runtime:
+            operation = Operation("x", rests, isolation="inline")
+            assert (await runtime.call(operation, clocks=Clocks.of("50ms", grace="100ms"))).ending == "abandoned"
+            assert [each["operation"] for each in runtime.orphans] == ["x"]
+            released.set()
+            await soon(lambda: runtime.counts.late == 1)
+            assert not runtime.orphans
+            released.clear()
+            asyncio.get_running_loop().call_later(0.1, released.set)
+            assert (await runtime.call(operation, clocks=Clocks.of("50ms", grace="10s"))).ending == "cancelled"
+
+    run(scenario())
+
+
 async def spin(ms: float) -> None:
     """Clean-up that costs the loop something and lets nobody else have a turn."""
     give_up_at = time.perf_counter() + ms / 1000

@@ -719,7 +719,7 @@ def test_work_that_was_being_stopped_already_when_closing_lost_its_supervisor_is
                 (worker,) = pool._all
                 worker.kill("a test")
             closing = asyncio.create_task(runtime.close())
-            await soon(lambda: pool._closing)
+            await soon(lambda: pool.is_closing)
             supervisor.kill()
             await closing
             return await running

@@ -27,6 +27,7 @@ from .output import describe_page
 
 STEPS_SHOWN = 60  # steps shown on a terminal; of a longer run only failed, running, repeated and critical ones
 NEWS_SHOWN = 10
+P95_WIDTH = 12
 LONGEST_SERVER = 16
 WIDE = 100
 
@@ -68,6 +69,8 @@ def _draw(name: str, data: Any, console: Console) -> None:
             _findings(data, console)
         case "plan":
             _plan(data, console)
+        case "advise":
+            _advice(data, console)
         case "prune":
             _prune(data, console)
         case "report" if "runs" in data:
@@ -238,6 +241,36 @@ def _plan(data: Any, console: Console) -> None:
         _findings(data, console)
 
 
+_SOURCES = {"default": " (default)", "defaults": " (defaults)", "tool": " (tool)"}
+
+
+def _advice(data: Any, console: Console) -> None:
+    if data.get("changed"):
+        console.print(f"wrote {visible(data['file'])}: {', '.join(data['written'])}", soft_wrap=True)
+    else:
+        table = _table("step", "timeout", "runs", "p50", "p95", "max", "timeouts", "advice")
+        for column in table.columns[1:7]:
+            column.justify = "right"
+        for each in data["timeouts"]:
+            name = Text("the run", "italic") if each["step"] is None else Text(one_line(each["step"], 40))
+            limit = _clock(each["timeout_ms"], "none") + _SOURCES.get(each["source"], "")
+            figures = (_figure(each, figure) for figure in ("p50", "p95", "max"))
+            colour = {"raise": "yellow", "lower": "cyan", "unknown": "bright_black"}.get(each["verdict"], "")
+            numbers = (str(each["runs"]), *figures, str(each["timeouts"] or ""))
+            table.add_row(name, limit, *numbers, Text(each["advice"], colour))
+        _wrap_only(table, 7)
+        console.print(table)
+        more = "" if data["runs_are_all_read"] else "; there was no time to read more"
+        console.print(f"\n{data['runs']} ended runs of {one_line(data['name'], 60)}{more}", style="dim")
+    for note in data.get("notes", ()):
+        console.print(visible(note), soft_wrap=True)
+
+
+def _figure(row: dict[str, Any], name: str) -> str:
+    ms = row[f"{name}_ms"]
+    return "" if ms is None else f"{'≥' if row.get(f'{name}_is_at_least') else ''}{brief(ms)}"
+
+
 def _describe_early_clocks(step: dict[str, Any]) -> Iterator[str]:
     within = format_duration(step["wind_down_ms"])
     if step["overtime"]:
@@ -332,9 +365,10 @@ def _run(data: Any, console: Console) -> None:
     steps = _worth_showing(data["steps"], set(data["critical_path"]))
     names = min(28, max((len(one_line(step["id"], 28)) for step in steps), default=0))
     end_ms = max(data["duration_ms"], 1)
-    room = max(10, console.width - names - 26)
+    has_p95 = any(step["p95_ms"] is not None for step in steps)
+    room = max(10, console.width - names - 26 - P95_WIDTH * has_p95)
     for step in steps:
-        _print(console, _row(step, names, room, end_ms))
+        _print(console, _row(step, names, room, end_ms, has_p95=has_p95))
         if step["why"]:
             _print(console, Text(f"    {one_line(step['why'], 200)}", COLOURS[Status(step["status"])]))
         for news in step["overtime"][:NEWS_SHOWN]:
@@ -355,12 +389,15 @@ def _worth_showing(steps: list[dict[str, Any]], on_path: set[str]) -> list[dict[
     return [step for step in steps if step["id"] in chosen]
 
 
-def _row(step: dict[str, Any], names: int, room: int, end_ms: int) -> Text:
+def _row(step: dict[str, Any], names: int, room: int, end_ms: int, *, has_p95: bool) -> Text:
     status = Status(step["status"])
     took = "" if step["duration_ms"] is None else brief(step["duration_ms"])
     budget = f"/ {brief(step['budget_ms'])}" if step["budget_ms"] and step["started_ms"] is not None else ""
     line = Text(f"{MARKS[status]} ", COLOURS[status])
     line += Text(f"{one_line(step['id'], 28):<{names}} ") + Text(f"{took:>8} ", "bold")
+    if has_p95:
+        p95 = "" if step["p95_ms"] is None else f"p95 {brief(step['p95_ms'])}"
+        line += Text(f"{p95:<{P95_WIDTH}}", "bright_black")
     line += Text(f"{budget:<9} ", "bright_black")
     if step["at_ms"] is None:
         return line + Text(WORDS[status], COLOURS[status])

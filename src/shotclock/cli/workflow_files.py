@@ -8,6 +8,7 @@ from pathlib import Path
 from ..core.clocks import parse_duration_ms
 from ..core.errors import Ending
 from ..runtime.call import Outcome
+from ..workflow.history import find_near_limits
 from ..workflow.lint import find_unset, lint
 from ..workflow.loader import judge, load_or_refuse
 from ..workflow.plan import Plan, PlannedStep, plan_of
@@ -27,6 +28,7 @@ def _check(flow: str, run_timeout_ms: int | None) -> Outcome:
     if isinstance(loaded, Outcome):
         return loaded
     findings = lint(loaded, timeout_ms=run_timeout_ms) + find_unset(loaded, os.environ)
+    findings += find_near_limits(loaded)
     return judge(loaded, findings)
 
 

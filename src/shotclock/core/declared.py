@@ -6,10 +6,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
-from typing import Any, NamedTuple, TypedDict
+from types import UnionType
+from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints
 
-from .arguments import HandlerParameter
-from .catalogue import Interruption, Isolation
+from .arguments import HandlerParameter, parameters_of
+from .catalogue import ApprovedFile, Interruption, Isolation, SecretParameter
 from .clocks import CLOCK_NAMES, Clocks, DurationError, format_duration, parse_duration_ms
 from .manifest import CONFIRM_FLAG, flag_name
 from .overtime import OvertimeError, OvertimePolicy
@@ -187,3 +188,46 @@ def read_limit_ms(name: str, written: object, ms: int | None) -> int:
         return parse_duration_ms(written) if ms is None else parse_duration_ms(ms, bare="ms")
     except DurationError as error:
         raise DurationError(f"{name}: {error}") from None
+
+
+def find_secrets(function: Callable[..., Any], app: str) -> tuple[SecretParameter, ...]:
+    """Return the parameters of type `Secret[str]`, or `Secret[str] | None`."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError:  # reported with the other mistakes of the signature
+        return ()
+    found = []
+    for parameter in parameters_of(function):
+        hint = hints.get(parameter.name)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if any(_is_secret(get_origin(kind) or kind) for kind in kinds):
+            variable = re.sub(r"\W", "_", f"{app}_{parameter.name.strip('_')}").upper()
+            found.append(SecretParameter(parameter.name, variable, parameter.default is ...))
+    return tuple(found)
+
+
+def _is_secret(kind: Any) -> bool:
+    """Return whether a type is `Secret`, which is pydantic's; programs that do not use it do not import that."""
+    return getattr(kind, "__qualname__", "") == "Secret" and kind.__module__ == "pydantic.types"
+
+
+def read_approved_file(name: str, declared: object, parameters: list[HandlerParameter]) -> ApprovedFile | None:
+    """Read an approved file. Raises ValueError unless the operator sees every argument."""
+    written = declared.get("file") if isinstance(declared, Mapping) else None
+    if written is None:
+        return None
+    try:
+        file = ApprovedFile(**{**written, "path": str(written["path"])})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{name!r}: approval: file has path, proposed and perhaps decision: {error}") from None
+    if not file.path.startswith("/"):
+        raise ValueError(f"{name!r}: approval: {file.path!r} must be an absolute path")
+    by_name = {parameter.name: parameter for parameter in parameters}
+    if file.proposed not in by_name or (file.decision is not None and file.decision not in by_name):
+        raise ValueError(f"{name!r}: approval: file: proposed and decision name parameters of the command")
+    if file.decision is not None and by_name[file.decision].default is ...:
+        raise ValueError(f"{name!r}: approval: {file.decision!r} needs a default: callers do not pass it")
+    if unseen := by_name.keys() - {file.proposed, file.decision, "justification"}:
+        message = f"the operator sees the file, and would not see {', '.join(sorted(unseen))}"
+        raise ValueError(f"{name!r}: approval: {message}")
+    return file

@@ -437,6 +437,10 @@ _listener: Callable[[StartedProcesses, int], None] | None = None
 _is_watching = False
 
 
+def started_by(scope: Scope) -> StartedProcesses | None:
+    return _started.get(scope)
+
+
 def take_started(scope: Scope) -> StartedProcesses | None:
     return _started.pop(scope, None)
 

@@ -142,7 +142,7 @@ class _Life:
         self.waiting = 0
         self.is_over = False
         """It has ended, or is given up: the next call opens another one."""
-        self._is_in_thread = False
+        self._thread_ended = True
         self._closing, self._thread_closing = asyncio.Event(), threading.Event()
         self._task = self._loop.create_task(note_running(self._live()), context=context)
         limit_ms = lifespan.limit_ms
@@ -157,7 +157,7 @@ class _Life:
     @property
     def is_running(self) -> bool:
         """Return whether the author's code has not ended, also where it was given up."""
-        return self._is_in_thread or not self._task.done()
+        return not (self._thread_ended and self._task.done())
 
     async def _live(self) -> None:
         try:
@@ -167,8 +167,9 @@ class _Life:
                     self._offer(state)
                     await self._closing.wait()  # unbounded on purpose: as long as its process
             else:
-                self._is_in_thread = True
-                await run_in_thread(partial(self._live_in_thread, manager), "shotclock-lifespan")
+                ended = run_in_thread(partial(self._live_in_thread, manager), "shotclock-lifespan")
+                self._thread_ended = False
+                await ended
         except BaseException as error:  # an exit of the author's code must not end the loop
             self._note_end(error)
         else:
@@ -180,7 +181,10 @@ class _Life:
                 self._loop.call_soon_threadsafe(self._offer, state)
                 self._thread_closing.wait()  # unbounded on purpose: as long as its process
         finally:
-            self._is_in_thread = False
+            self._loop.call_soon_threadsafe(self._note_thread_end)
+
+    def _note_thread_end(self) -> None:
+        self._thread_ended = True
 
     def _offer(self, state: object) -> None:
         if not self.opened.done():

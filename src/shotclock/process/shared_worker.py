@@ -11,6 +11,7 @@ import inspect
 import os
 import select
 import socket
+import sys
 import threading
 import types
 from collections import deque
@@ -64,6 +65,9 @@ PROGRESS_HELD = 256 * 1024
 NEWS_HELD = 1_000
 # How often the shared worker sends the news of a handler that does not let the loop run.
 SEND_AT_LEAST_NS = 5_000_000
+# How long a thread that computes keeps the interpreter from the loop, which has to read cancellations. With Python's
+# 5 ms, five such threads got the process replaced; this costs those threads a seventh.
+THREAD_TURN_S = 0.0005
 # How long calls that run while the states are to be closed may take to end.
 CALLS_END_S = 0.5
 
@@ -73,6 +77,7 @@ _number: ContextVar[int] = ContextVar("shotclock_call_number", default=0)
 
 class SharedWorker:
     def __init__(self, sock: socket.socket, words: memoryview) -> None:
+        sys.setswitchinterval(THREAD_TURN_S)
         kernel.name_process("shotclock-host")
         sock.setblocking(False)
         self.loop = event_loop()
@@ -369,7 +374,10 @@ class SharedCall(RunningCall):
         """Run a sync function in a thread, and wait for its end, also if the task is cancelled."""
         self._is_in_thread = True
         wait_in_thread.set(self._wait_in_thread)
-        ended = run_in_thread(partial(self._reply_in_thread, bound), f"shotclock-{self.request.name}")
+        try:
+            ended = run_in_thread(partial(self._reply_in_thread, bound), f"shotclock-{self.request.name}")
+        except Failure as failure:
+            return "unstartable", str(failure)
         while not ended.done():  # bounded by the runtime, which kills this process
             with contextlib.suppress(asyncio.CancelledError):  # of other code: the thread runs on
                 await asyncio.wait([ended])

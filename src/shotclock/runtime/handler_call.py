@@ -38,8 +38,10 @@ from ..process.context import (
     current_scope,
     give_up_started,
     run_beside,
+    started_by,
     take_started,
     watch,
+    work_in_pools,
 )
 from ..process.kill import VERIFY_LIMIT_MS
 from ..process.messages import BeginWindDown, Done, Run
@@ -58,6 +60,8 @@ from .outcomes import (
 from .preloaded_zygote import address_of
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from .executor import Executor, WorkerPool
     from .worker_process import Worker
 
@@ -336,6 +340,9 @@ class InlineCall(HandlerWork):
             self._executor.counts.late += 1
             self._executor.orphans.pop(self, None)
             return
+        if self.fired is not None and (left := work_in_pools(self._scope)):
+            self._wait_for_pool(task, left[0])
+            return
         if not (started := take_started(self._scope)):
             self._settle(outcome, ())
             return
@@ -344,8 +351,22 @@ class InlineCall(HandlerWork):
         if self.fired is None:  # the handler may keep them for later calls, as it keeps what is in memory
             run_beside(self._loop, started.alive, settle)
         else:
-            left_ns = self._finished_ns + self._call.bound.grace_ms * NS_PER_MS - MARGIN_NS - monotonic_ns()
-            started.stop_beside(self._loop, settle, grace_ns=max(0, left_ns))
+            started.stop_beside(self._loop, settle, grace_ns=self._kill_in_ns())
+
+    def _wait_for_pool(self, task: asyncio.Task[Outcome], running: Future[Any]) -> None:
+        """Take the end of a stopped call later, when this thread of `asyncio.to_thread` or the like has ended."""
+
+        def look_again(_: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._on_end, task)
+
+        if (started := started_by(self._scope)) is not None:  # the thread may wait for them
+            started.stop_beside(self._loop, lambda survivors: None, grace_ns=self._kill_in_ns())
+        running.add_done_callback(look_again)
+
+    def _kill_in_ns(self) -> int:
+        grace_ns = self._call.bound.grace_ms * NS_PER_MS
+        return max(0, self._finished_ns + grace_ns - MARGIN_NS - monotonic_ns())
 
     def _settle(self, outcome: Outcome | None, survivors: Survivors) -> None:
         """Choose between the handler's outcome (None: it was cancelled) and the limit that was reached."""

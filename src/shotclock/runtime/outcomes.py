@@ -36,6 +36,8 @@ def worker_outcome(kind: str, payload: Any) -> Outcome:
             return invalid(payload)
         case "unimportable":
             return Outcome(Ending.NOT_STARTED, Problem("HANDLER_NOT_IMPORTABLE", payload, "validation"))
+        case "unstartable":
+            return Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", payload))
         case "cancelled":
             return Outcome(Ending.CANCELLED, Problem("CANCELLED", "the function was cancelled where it ran"))
         case "unserializable":

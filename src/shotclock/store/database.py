@@ -485,6 +485,11 @@ def json_text(value: object) -> str:
     return text
 
 
+def parts_of_json(column: str, *paths: str) -> str:
+    """Return the SQL of a JSON array with these parts of a JSON column, so that the rest of a large one stays there."""
+    return f"json_extract({column}, " + ", ".join(f"'$.{path}'" for path in paths) + ")"
+
+
 def check_count(count: int, name: str) -> int:
     """Return the number. Raises TypeError or ValueError unless it is a whole one from 0 up that fits into a column."""
     if type(count) is not int:

@@ -19,6 +19,7 @@ from typing import ClassVar
 from ..core.errors import Failure
 
 HOME_VARIABLE = "SHOTCLOCK_HOME"
+FILE_NAME = "shotclock.db"
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 KEY_BYTES = 32

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Table, Transaction, check_count, decode_process, decode_text, json_text
+from .database import Table, Transaction, check_count, decode_process, decode_text, json_text, parts_of_json
 from .rows import RowMapper
 
 
@@ -39,6 +39,35 @@ class StepRecord:
     id: str
     status: str
     record: Any
+
+
+@value
+class PastStep:
+    """The parts of a step's record that show how long it took, and how it ended. Its output is not read."""
+
+    id: str
+    type: str | None
+    status: str
+    duration_ms: int | None
+    attempts: int
+    was_paused: bool
+    is_cut_short: bool
+    was_wound_down: bool
+    clock: Mapping[str, Any] | None
+    """The limit that stopped it."""
+
+
+@value
+class PastRun:
+    """An ended run. `took_ms` is the time of its last process, which is shorter than the run if that was resumed."""
+
+    id: str
+    created_at: WallTime
+    ended_at: WallTime
+    deadline_at: WallTime | None
+    code: str | None
+    took_ms: int | None
+    steps: tuple[PastStep, ...]
 
 
 @value
@@ -176,6 +205,42 @@ class Runs(Table):
         with self._database.read() as transaction:
             return tuple(_RUNS.list(transaction, where, (check_count(limit, "limit"),)))
 
+    def list_files(self, name: str) -> tuple[str, ...]:
+        """Return the files of the runs of this name."""
+        with self._database.read() as transaction:
+            rows = transaction.execute("SELECT DISTINCT file FROM runs WHERE name = ?", (name,))
+            return tuple(decode_text(file) for (file,) in rows)
+
+    def list_past(
+        self,
+        name: str,
+        file: str,
+        count: int,
+        before: WallTime | None = None,
+        may_go_on: Callable[[], bool] = lambda: True,
+    ) -> tuple[PastRun, ...]:
+        """Return the newest ended runs of a file that began before then, the newest first.
+
+        Stops early once `may_go_on` returns false.
+        """
+        found: list[PastRun] = []
+        with self._database.read() as transaction:
+            until = "" if before is None else " AND created_at < ?"
+            rows = transaction.execute(
+                f"SELECT {_PAST_RUN} FROM runs WHERE name = ? AND file = ? AND ended_at IS NOT NULL{until} "
+                "ORDER BY seq DESC LIMIT ?",
+                (name, file, *(() if before is None else (before,)), check_count(count, "count")),
+            )
+            for id, created_at, ended_at, deadline_at, parts in rows:
+                if not may_go_on():
+                    break
+                run_id, (code, took_ms) = decode_text(id), json.loads(parts)
+                query = f"SELECT id, status, {_PAST_STEP} FROM steps WHERE run = ?"
+                steps = tuple(_read_past_step(row) for row in transaction.execute(query, (run_id,)))
+                until_at = None if deadline_at is None else WallTime(deadline_at)
+                found.append(PastRun(run_id, WallTime(created_at), WallTime(ended_at), until_at, code, took_ms, steps))
+        return tuple(found)
+
     def list_outdated(self, before: WallTime | None, count: int, size: int) -> tuple[Outdated, ...]:
         """Return the runs that ended before then or exceed the count or the size, the oldest first; 0 and None are no
         limit. Runs inside a run that has not ended are not returned."""
@@ -212,6 +277,37 @@ class Runs(Table):
         with self._database.write() as transaction:
             query = "DELETE FROM runs WHERE seq = ? AND (ended_at IS NOT NULL OR (holder = ? AND parked_at IS NULL))"
             return sum(transaction.execute(query, (run.seq, run.holder)).rowcount for run in runs)
+
+
+_PAST_RUN = f"id, created_at, ended_at, deadline_at, {parts_of_json('envelope', 'error.code', 'meta.duration_ms')}"
+_PAST_STEP = parts_of_json(
+    "record",
+    "type",
+    "duration_ms",
+    "attempts",
+    "was_paused",
+    "is_cut_short",
+    "partial",
+    "overtime",
+    "error.context.clock",
+)
+
+
+def _read_past_step(row: Sequence[Any]) -> PastStep:
+    id, status, extracted = row
+    type, duration_ms, attempts, was_paused, is_cut_short, partial, overtime, clock = json.loads(extracted)
+    was_wound_down = bool(partial) or any(news.get("event") == "wind_down" for news in overtime or ())
+    return PastStep(
+        decode_text(id),
+        type,
+        status,
+        duration_ms,
+        attempts or 0,
+        bool(was_paused),
+        bool(is_cut_short),
+        was_wound_down,
+        clock if isinstance(clock, dict) else None,
+    )
 
 
 def _list_open_ids(transaction: Transaction) -> frozenset[str]:

@@ -24,14 +24,13 @@ from ..core.value_types import as_dict, replace, value
 from .audit import Audit, Tokens
 from .calls import Calls
 from .database import Database, Transaction, decode_process, open_alone
-from .home import StoreBusy, StoreUnusable, make_private_directory, state_home
+from .home import FILE_NAME, StoreBusy, StoreUnusable, make_private_directory, state_home
 from .idempotency import IdempotencyKeys, Locks
 from .jobs import Checkpoints, Jobs
 from .proposals import Proposals
 from .runs import Runs, belongs_to
 from .schema import SCHEMA
 
-FILE_NAME = "shotclock.db"
 AUDIT_FILE_NAME = "audit.jsonl"
 JOBS_FOLDER = "jobs"
 RUNNERS_SINCE = 12  # the version in which jobs.keeper was renamed to jobs.runner

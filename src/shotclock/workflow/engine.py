@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 from ..core.clocks import ProcessIdentity, WallTime
@@ -17,6 +18,7 @@ from ..runtime.control_channel import ask_holder
 from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
 from . import run as local
+from .history import read_p95
 from .report import Report, report_of
 from .run import RunCaller, RunRequest, read_envelope
 from .state import JsonObject, Status, commands_for, count_steps
@@ -169,7 +171,13 @@ class EmbeddedEngine:
 
     async def report(self, run_id: str) -> Report:
         run = self._find(run_id)
-        return report_of(run, self.store.runs.steps(run.id), now=wall_time(), is_alive=is_alive(run.holder))
+        return report_of(
+            run,
+            self.store.runs.steps(run.id),
+            now=wall_time(),
+            is_alive=is_alive(run.holder),
+            find_p95=partial(read_p95, self.store, run.name, run.file, run.created_at),
+        )
 
     def _get(self, run_id: str) -> StoredRun:
         run = self.store.runs.get(run_id)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as xml
 from xml.etree.ElementTree import Element
 
@@ -17,10 +17,12 @@ from ..core.clocks import WallTime, format_duration
 from ..core.validation import ValidationError
 from ..core.value_types import as_dict, field, fields_of, replace, value
 from ..core.visible_text import one_line, visible
-from ..store.runs import StepRecord, StoredRun
 from .plan import Groups, PlannedStep, needs, plan_of
 from .schema import WorkflowFile, callers_of
 from .state import Reason, Status, without_mark
+
+if TYPE_CHECKING:
+    from ..store.runs import StepRecord, StoredRun
 
 OUTPUT_SHOWN = 20_000  # characters of a step's output. All of it is in the envelope of the run
 MESSAGE_SHOWN = 2_000
@@ -59,6 +61,7 @@ class ReportedStep:
     why: str = ""  # an explanation, or nothing
     at_ms: int | None = None  # on the timeline: its start, or the end of the step that caused it to be skipped
     budget_ms: int | None = None  # for all its tries, within the time that the run had left
+    p95_ms: int | None = None  # of earlier runs, if there are enough
     # From the record of the step.
     started_ms: int | None = None
     duration_ms: int | None = None  # so far, of a running step
@@ -132,8 +135,16 @@ def _step_dict(step: ReportedStep) -> dict[str, Any]:
     return made
 
 
-def report_of(run: StoredRun, records: Mapping[str, StepRecord], *, now: WallTime, is_alive: bool) -> Report:
-    """`is_alive`: the process of an unfinished run still exists."""
+def report_of(
+    run: StoredRun,
+    records: Mapping[str, StepRecord],
+    *,
+    now: WallTime,
+    is_alive: bool,
+    find_p95: Callable[[Mapping[str, str]], Mapping[str, int]] = lambda types: {},
+) -> Report:
+    """`is_alive`: the process of an unfinished run still exists. `find_p95` returns the p95 of steps in earlier runs by
+    the types of the steps."""
     is_alive = is_alive and run.parked_at is None  # a parked run has no process
     planned, callers = _plan(run)
     names = dict.fromkeys([*_ids_of(run), *records])
@@ -155,8 +166,14 @@ def report_of(run: StoredRun, records: Mapping[str, StepRecord], *, now: WallTim
             left_ms = step.clock.limit_ms  # the clock that fired has the exact value
         steps[name] = replace(step, budget_ms=min((limit for limit in (worst_ms, left_ms) if limit), default=None))
     cut_off = run.ended_at is None and not is_alive
+    p95 = find_p95({step.id: step.type for step in steps.values()})
     placed = [
-        replace(step, at_ms=_find_position(step, steps), why=_why(step, steps, cut_off=cut_off))
+        replace(
+            step,
+            at_ms=_find_position(step, steps),
+            why=_why(step, steps, cut_off=cut_off),
+            p95_ms=p95.get(step.id),
+        )
         for step in steps.values()
     ]
     placed.sort(key=lambda step: (step.at_ms is None, step.at_ms or 0))
@@ -413,13 +430,16 @@ def to_markdown(report: Report) -> str:
     of = "" if report.budget_ms is None else f" of {brief(report.budget_ms)}"
     counts = ", ".join(f"{count} {WORDS[status]}" for status, count in report.counts.items())
     lines += [f"{took}{of} · {counts} · run {_code(report.run_id)}", ""]
-    lines += ["| | step | status | took | budget | tries | |", "|---|---|---|---:|---:|---:|---|"]
+    has_p95 = any(step.p95_ms is not None for step in report.steps)  # a column of its own, only where there is history
+    lines.append(f"| | step | status | took |{' p95 |' * has_p95} budget | tries | |")
+    lines.append(f"|---|---|---|---:|{'---:|' * has_p95}---:|---:|---|")
     for step in report.steps:
         cells = (
             MARKS[step.status],
             _code(step.id),
             WORDS[step.status] + (", may fail" if step.continues and step.status.is_bad else ""),
             "" if step.duration_ms is None else brief(step.duration_ms),
+            *(["" if step.p95_ms is None else brief(step.p95_ms)] if has_p95 else []),
             "" if step.budget_ms is None else brief(step.budget_ms),
             str(step.attempts) if step.attempts > 1 else "",
             _code(step.why) if step.why else "",

@@ -7,6 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +127,10 @@ class ParallelSlots:
                 slot.grant()
 
 
+# The steps around the current task: that of the run, and those that run it as a nested workflow.
+steps_at_work: ContextVar[tuple[StepState, ...]] = ContextVar("shotclock_steps_at_work", default=())
+
+
 class PersonWait:
     """The count of working and waiting steps, for a run and its nested runs.
 
@@ -153,6 +158,8 @@ class PersonWait:
     @contextlib.contextmanager
     def waits(self, key: str, proposal: Proposal | ForeignProposal) -> Iterator[None]:
         self.waiting[key] = proposal
+        for state in steps_at_work.get():
+            state.was_paused = True
         try:
             with self._counted(-1):
                 yield

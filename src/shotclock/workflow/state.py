@@ -90,6 +90,8 @@ class StepState:
     has_begun: bool = False  # it had begun when the run was parked or its process died, and begins again on resume
     overtime: list[JsonObject] = field(default_factory=list)
     cut_off_ms: int = 0  # used by the cut-off try, if the next one has only the rest
+    was_paused: bool = False
+    """It waited for a person or began again on resume, so `duration_ms` is not the time of its work."""
     # Not recorded: known only while the step runs.
     try_began_ns: int = 0
     used_ms: int = 0
@@ -125,7 +127,7 @@ class StepState:
         later = self.fresh()
         later.proposal_id = self.proposal_id if STEP_TYPES[self.type].waits_when_approved else None
         later.parts = self.parts
-        later.has_begun = True
+        later.has_begun = later.was_paused = True
         later.attempts, later.cut_off = self.attempts, self.cut_off
         return later
 
@@ -192,7 +194,7 @@ class StepState:
 _UNRECORDED = ("try_began_ns", "used_ms", "earlier_effects")
 _FIELDS = tuple(name for name in fields_of(StepState) if name not in _UNRECORDED)
 _UNSHOWN = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
-_UNSHOWN |= {"has_begun", "cut_off_ms"}
+_UNSHOWN |= {"has_begun", "cut_off_ms", "was_paused"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _UNSHOWN)
 _read_fields, _read_shown = attrgetter(*_FIELDS), attrgetter(*_SHOWN)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}

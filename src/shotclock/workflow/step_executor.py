@@ -38,7 +38,7 @@ from .plan import (
     step_timeout_ms,
     written_timeout,
 )
-from .run_context import ParallelSlots, RunContext
+from .run_context import ParallelSlots, RunContext, steps_at_work
 from .schema import schema_of_inputs
 from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of, explain_limit
 from .step_approval import StepApproval
@@ -81,8 +81,12 @@ class StepExecutor:
 
     async def execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         """Execute one step and leave its state final."""
-        with self._person_wait.at_work():
-            await self._execute(name, step, state, scope)
+        token = steps_at_work.set((*steps_at_work.get(), state))
+        try:
+            with self._person_wait.at_work():
+                await self._execute(name, step, state, scope)
+        finally:
+            steps_at_work.reset(token)
 
     async def _execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         self._run.wound_down.discard(name)  # it may run again

@@ -1,0 +1,214 @@
+"""`shotclock advise`: what it shows, and that `--write` changes the timeouts of a file and nothing else."""
+
+import os
+import pty
+import re
+import select
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.store.store import Store
+from tests.cli.conftest import Running, wait_for
+from tests.workflow.past import add_run, timed_out, took
+
+pytestmark = pytest.mark.slow
+
+FLOW = """\
+# nightly
+timeout: 5m
+steps:
+  fetch:
+    exec: 'true'
+    timeout: 10   # seconds
+  build: {exec: 'true', timeout: "1h", depends_on: fetch}
+  rest: {exec: 'true'}
+"""
+Shotclock = Callable[..., Any]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {"SHOTCLOCK_HOME": str(tmp_path / "home")}
+
+
+@pytest.fixture
+def flow(tmp_path: Path) -> Path:
+    """A file with 25 runs: `fetch` needs more time and `rest` is new."""
+    file = tmp_path / "flow.yaml"
+    file.write_text(FLOW.replace('"1h"', '"2m"'))
+    with Store.open(tmp_path / "home") as store:
+        for number in range(25):
+            fetched = timed_out(10_000, "fetch") if number == 20 else took(8_000 + number, "fetch")
+            add_run(store, file, fetched, took(1_000, "build"), number=number, run_ms=60_000)
+    return file
+
+
+def test_the_numbers_and_the_advice_are_beside_each_timeout(
+    shotclock: Shotclock, env: dict[str, str], flow: Path
+) -> None:
+    data = shotclock("advise", flow, env=env).json()["data"]
+    assert data["runs"] == 25 and data["runs_are_all_read"]
+    found = {each.pop("step"): each for each in data["timeouts"]}
+    assert found["fetch"] == {
+        "timeout_ms": 10_000,
+        "source": "file",
+        "runs": 25,
+        "p50_ms": 8_012,
+        "p95_ms": 8_024,
+        "max_ms": 10_000,
+        "max_is_at_least": True,
+        "timeouts": 1,
+        "failures": 0,
+        "uncounted": 0,
+        "verdict": "raise",
+        "suggested_ms": 20_000,
+        "advice": "raise it to 20s: 1 of 25 runs reached 10s",
+    }
+    assert found["build"]["advice"] == "lower it to 5s: the longest of 25 runs took 1s"
+    assert (found["rest"]["source"], found["rest"]["advice"]) == ("default", "no past runs")
+    assert found[None]["timeout_ms"] == 300_000
+
+    text = shotclock("advise", flow, "--step", "fetch", "--format", "text", env=env).stdout.decode()
+    assert re.search(r"fetch +10s +25 +8\.01s +8\.02s +≥10s +1 +raise it", text), text
+    assert "build" not in text and "25 ended runs of flow" in text
+    few = shotclock("advise", flow, "--runs", "4", env=env).json()["data"]
+    assert few["runs"] == 4 and few["timeouts"][1]["advice"] == "4 runs are too few"
+    unknown = shotclock("advise", flow, "--step", "fetsh", env=env)
+    assert unknown.code == 2 and "did you mean 'fetch'?" in unknown.json()["error"]["suggestion"]
+
+
+def test_a_check_names_the_same_limit(shotclock: Shotclock, env: dict[str, str], flow: Path) -> None:
+    checked = shotclock("check", flow, env=env)
+    [finding] = checked.json()["data"]["findings"]
+    assert checked.code == 0 and finding["severity"] == "warning" and finding["line"] == 6
+    assert finding["rule"] == "history/near-limit"
+    assert (finding["message"], finding["suggestion"]) == ("1 of 25 runs reached 10s", "raise it to 20s")
+
+
+def test_writing_needs_consent_and_keeps_the_rest_of_the_file(
+    shotclock: Shotclock, env: dict[str, str], flow: Path, tmp_path: Path
+) -> None:
+    before = flow.read_text()
+    link = tmp_path / "link.yaml"
+    link.symlink_to(flow)
+    flow.chmod(0o640)
+    refused = shotclock("advise", flow, "--write", env=env)
+    assert refused.code == 2 and "--yes" in refused.json()["error"]["message"]
+    assert "+    timeout: 20   # seconds" in refused.json()["error"]["context"]["diff"]
+    assert flow.read_text() == before
+    # The workflow is named after the file, so a link of another name has a history of its own.
+    named = shotclock("advise", link, "--write", "--yes", env=env).json()["data"]
+    assert named["name"] == "link" and not named["changed"]
+
+    written = shotclock("advise", flow, "--write", "--yes", env=env).json()
+    assert written["ok"] and written["data"]["changed"] and written["data"]["written"] == ["fetch", "build"]
+    after = before.replace("timeout: 10 ", "timeout: 20 ").replace('"2m"', '"5s"')
+    assert flow.read_text() == after and link.is_symlink() and flow.stat().st_mode & 0o777 == 0o640
+    assert "-    timeout: 10   # seconds" in written["data"]["diff"]
+    again = shotclock("advise", flow, "--write", "--yes", env=env).json()["data"]
+    assert again["changed"] is False and flow.read_text() == after
+
+
+def test_a_person_sees_the_difference_and_is_asked(
+    start: Callable[..., Running], env: dict[str, str], flow: Path
+) -> None:
+    before = flow.read_text()
+
+    def answer(typed: bytes, meanwhile: str = "") -> Running:
+        ours, theirs = pty.openpty()
+        try:
+            running = start("advise", str(flow), "--write", env=env, stdin=theirs, stderr=theirs)
+            screen = b""
+
+            def asks() -> bool:
+                nonlocal screen
+                screen += os.read(ours, 65536) if select.select([ours], [], [], 0)[0] else b""
+                return b"Write this? [y/N]" in screen
+
+            wait_for(asks, "the question")
+            assert b"-    timeout: 10   # seconds" in screen and b"+    timeout: 20   # seconds" in screen
+            assert flow.read_text() == before
+            flow.write_text(before + meanwhile)
+            os.write(ours, typed)
+            running.ends()
+            return running
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+    assert answer(b"n\n").envelope()["error"]["code"] == "PERSON_REQUIRED" and flow.read_text() == before
+    changed = answer(b"y\n", meanwhile="# edited\n")
+    assert changed.envelope()["error"]["code"] == "CONFLICT" and flow.read_text() == before + "# edited\n"
+    flow.write_text(before)
+    assert answer(b"y\n").envelope()["data"]["written"] == ["fetch", "build"]
+    assert flow.read_text() == before.replace("timeout: 10 ", "timeout: 20 ").replace('"2m"', '"5s"')
+
+
+def test_one_step_is_written_by_its_name_through_a_link(
+    shotclock: Shotclock, env: dict[str, str], flow: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    link = tmp_path / "other" / "flow.yaml"
+    link.symlink_to(flow)
+    before = flow.read_text()
+    data = shotclock("advise", link, "--write", "--yes", "--step", "build", env=env).json()["data"]
+    assert data["written"] == ["build"] and link.is_symlink()
+    assert flow.read_text() == before.replace('"2m"', '"5s"')
+
+
+def test_a_file_that_check_would_refuse_is_not_written(
+    shotclock: Shotclock, env: dict[str, str], tmp_path: Path
+) -> None:
+    """A nested file has a timeout of its own, which a shorter one of its step would cut."""
+    (tmp_path / "inner.yaml").write_text("timeout: 50m\nsteps: {a: {exec: 'true'}}\n")
+    file = tmp_path / "outer.yaml"
+    file.write_text("steps: {nested: {type: workflow, workflow: inner.yaml, timeout: 1h}}\n")
+    before = file.read_text()
+    with Store.open(tmp_path / "home") as store:
+        for number in range(25):
+            add_run(store, file, took(2_000, "nested", "workflow"), name="outer", number=number)
+    refused = shotclock("advise", file, "--write", "--yes", env=env)
+    assert refused.code == 2 and refused.json()["error"]["code"] == "WORKFLOW_INVALID"
+    assert "inner.yaml may take 50m by its own timeout" in str(refused.json()["error"]["errors"])
+    assert file.read_text() == before
+
+
+def test_a_file_without_history_or_that_is_no_workflow_is_answered(
+    shotclock: Shotclock, env: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "flow.yaml"
+    file.write_text(FLOW)
+    data = shotclock("advise", file, env=env).json()["data"]
+    assert data["runs"] == 0 and {each["advice"] for each in data["timeouts"]} == {"no past runs"}
+    assert not (tmp_path / "home").exists()
+    file.write_text("steps: {a: {exec: 'true', timeout: soon}}")
+    for words in ([], ["--write", "--yes"]):
+        refused = shotclock("advise", file, *words, env=env)
+        assert refused.code == 2 and refused.json()["error"]["code"] == "WORKFLOW_INVALID"
+        assert shotclock("advise", tmp_path / "none.yaml", *words, env=env).json()["error"]["code"] == "FILE_NOT_FOUND"
+    limited = shotclock("advise", file, "--write", "--yes", "--timeout", "5s", env=env).json()
+    assert "exclude each other" in limited["error"]["message"]
+    assert shotclock("advise", file, "--yes", env=env).json()["error"]["errors"][0]["field"] == "yes"
+
+
+def test_real_runs_are_advised_and_reported_with_their_p95(
+    shotclock: Shotclock, env: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "flow.yaml"
+    file.write_text("steps: {work: {exec: sleep 0.05, timeout: 5s}}")
+    for number in range(6):
+        assert shotclock("run", file, "--run-id", f"r{number}", env=env, cwd=tmp_path).code == 0
+    [_, work] = shotclock("advise", "flow.yaml", env=env, cwd=tmp_path).json()["data"]["timeouts"]
+    assert work["runs"] == 6 and 50 <= work["p50_ms"] <= work["p95_ms"] == work["max_ms"] < 5_000
+    [step] = shotclock("report", "r5", env=env).json()["data"]["steps"]
+    assert step["p95_ms"] is not None and 50 <= step["p95_ms"] <= work["max_ms"]
+    assert "p95" in shotclock("report", "r5", "--format", "text", env=env).stdout.decode()
+    assert "| p95 |" in shotclock("report", "r5", "--output", "markdown", env=env).stdout.decode()
+    page = tmp_path / "page.html"
+    assert shotclock("report", "r5", "--html", page, env=env).code == 0 and "p95 of earlier runs" in page.read_text()
+    # Only four runs were before it.
+    [step] = shotclock("report", "r4", env=env).json()["data"]["steps"]
+    assert step["p95_ms"] is None
