@@ -7,6 +7,7 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from shotclock.core.envelope import Envelope
+from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import Finding
 from shotclock.workflow.schema import json_schema
 from tests.rows import row
@@ -100,8 +101,19 @@ def test_a_mistake_in_a_list_is_reported_with_its_line(problems: Callable[[str],
 
 
 def test_all_mistakes_of_a_list_are_reported_together(problems: Callable[[str], list[Finding]]) -> None:
-    found = problems("steps:\n  - {id: a, exec: x}\n  - {id: a, exec: x, soft: soon}\n  - {exec: x, nope: 1}")
-    assert [each.place.line for each in found] == [3, 3, 4]
+    lines = ["steps:", "- {id: a, exec: x}", "- {id: a, exec: x, soft: soon}", "- {name: Run it, exec: x}"]
+    found = problems("\n".join([*lines, "- {exec: x, nope: 1}"]))
+    assert [each.place.line for each in found] == [3, 3, 4, 5]
+
+
+def test_a_wrong_name_does_not_hide_what_is_wrong_elsewhere(load: Load) -> None:
+    lines = ["- {id: a, exec: x}", "- {id: a, exec: x}", "- {exec: x, depends_on: c}", "- echo {{ outputs.nope }}"]
+    found = lint(load("\n".join(["steps:", *lines])))
+    assert [(each.rule, each.place.line) for each in found] == [
+        ("schema/twice", 3),
+        ("graph/missing-dependency", 4),
+        ("template/unknown-step", 5),
+    ]
 
 
 def test_what_check_finds_in_a_step_of_a_list_has_its_line(linted: Lint) -> None:

@@ -181,8 +181,8 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
         if isinstance(written.get(key), list):
             named = name_steps(written[key], tree.spots.inside[key], written.get("defaults"))
             written[key], tree.spots.inside[key] = named.steps, named.spots
-            listed = named.flaws
-    flaws += [Finding(flaw.rule, flaw.message, ("steps",), flaw.place, flaw.suggestion) for flaw in listed]
+            listed += named.flaws
+    flaws += [Finding(flaw.rule, flaw.message, ("steps", name), flaw.place, flaw.suggestion) for name, flaw in listed]
     plain = _translate(written, source.folder)
     try:
         return _with_env_files(Loaded(source, WorkflowFile.model_validate(plain), tuple(flaws)))

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ..providers.ai import AiStep
 
 STEP_NAME = r"^[A-Za-z_][A-Za-z0-9_.-]*$"
-StepId = Annotated[str, Limits(pattern=STEP_NAME, max_length=200)]
+STEP_NAME_LIMIT = 200
+StepId = Annotated[str, Limits(pattern=STEP_NAME, max_length=STEP_NAME_LIMIT)]
 
 
 class _StepSchemas(Mapping[str, type[Part]]):
@@ -350,7 +351,7 @@ def json_schema() -> dict[str, Any]:
 
 def _list_schema(definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of steps as a list, whose elements have a name of their own."""
-    name = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": STEP_NAME}
+    name = {"type": "string", "minLength": 1, "maxLength": STEP_NAME_LIMIT, "pattern": STEP_NAME}
     shapes: list[dict[str, Any]] = [{"type": "string", "minLength": 1}]
     for model in (each.schema for each in STEP_TYPES.values()):
         listed, step = f"{model.__name__}InList", definitions[model.__name__]

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from .schema import STEP_NAME, STEP_NAME_LIMIT
 from .yaml_reader import Spot, YamlFlaw, quote
 
 
 class NamedSteps(NamedTuple):
     steps: dict[str, Any]
     spots: Spot
-    flaws: list[YamlFlaw]
+    flaws: list[tuple[str, YamlFlaw]]  # with the name under which the step is kept
 
 
 def name_steps(written: list[Any], spots: Spot, defaults: Any) -> NamedSteps:
     """Return the steps of a list by name, each after the one before unless it has a `depends_on` of its own."""
     made: dict[str, Any] = {}
     named = Spot(spots.place)
-    flaws: list[YamlFlaw] = []
+    flaws: list[tuple[str, YamlFlaw]] = []
     for number, element in enumerate(written):
         spot = spots.inside.get(number, Spot(spots.place))
         name, flaw = _name_of(element, number, spot)
@@ -27,8 +29,8 @@ def name_steps(written: list[Any], spots: Spot, defaults: Any) -> NamedSteps:
             message = f"the step {quote(name)} is there twice, first in line {line}"
             flaw = YamlFlaw("schema/twice", message, spot.place, "give one of them another `id`")
         if flaw is not None:
-            flaws.append(flaw)
             name = next(each for each in _unnamed(number) if each not in made)
+            flaws.append((name, flaw))
         if isinstance(element, str):
             made[name] = {"type": "command", "exec": element}
         elif isinstance(element, dict):
@@ -49,10 +51,13 @@ def _name_of(element: Any, number: int, spot: Spot) -> tuple[str, YamlFlaw | Non
         hint = "keep one of them; text for people is a `description`"
         return "", YamlFlaw("schema/twice", "`id` and `name` both name the step", spot.inside["name"].place, hint)
     key = "id" if "id" in element else "name"
-    if not isinstance(element[key], str) or not element[key]:
-        message = f"`{key}` should be the name of the step, as text"
-        return "", YamlFlaw("schema/value", message, spot.inside[key].place)
-    return element[key], None
+    name, place = element[key], spot.inside[key].place
+    if not isinstance(name, str):
+        return "", YamlFlaw("schema/value", f"`{key}` should be the name of the step, as text", place)
+    if re.fullmatch(STEP_NAME, name) is None or len(name) > STEP_NAME_LIMIT:
+        message = f"{quote(name)} cannot name a step: use letters, digits, `_`, `.` and `-`, a letter first"
+        return "", YamlFlaw("schema/value", message, place, "text for people is a `description`")
+    return name, None
 
 
 def _unnamed(number: int) -> Iterator[str]:
