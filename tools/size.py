@@ -133,12 +133,13 @@ def measurements() -> list[tuple[str, float, float]]:
     # `agent` 1,400; `serve shell` 1,150; `wrap` with its policy and log 5,200, over HTTP 3,700, several servers 2,200,
     # its installation, the page and traces 1,700; content, resources and prompts 1,450; the kit for authors 1,900;
     # questions, tasks and authorisation 2,300, reloading 400; state and sync functions that share it 1,200; a tool for
-    # each UI action, tabs, dialogs and frames 1,000; FastMCP's words 250. design.md has the
-    # new rules R29c and R74 to R76.
+    # each UI action, tabs, dialogs and frames 1,000; FastMCP's words 250; of workflows the advice
+    # from past runs 850, the output of steps 900, lists of steps, matrix, env_file and named outputs 400. The new rules of
+    # design.md are R29c and R74 to R77.
     return [
-        ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 80_500),
-        ("files in src", len(files), 312),
-        ("words of docstrings, comments and messages", word_count(source_texts), 118_500),
+        ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 82_500),
+        ("files in src", len(files), 320),
+        ("words of docstrings, comments and messages", word_count(source_texts), 121_000),
         ("clauses for nouns per 1,000 words, src", clauses_per_thousand(source_texts), 1.5),
         ("clauses for nouns per 1,000 words, docs and README", clauses_per_thousand(docs_texts), 1.5),
         ("imports inside functions", sum(map(inner_imports, trees.values())), 188),
@@ -147,11 +148,11 @@ def measurements() -> list[tuple[str, float, float]]:
         (
             "functions with more than 9 parameters",
             sum(isinstance(node, Function) and parameter_count(node) > 9 for node in nodes),
-            3,
+            4,
         ),
-        ("Any", sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes), 1_460),
+        ("Any", sum(isinstance(node, ast.Name) and node.id == "Any" for node in nodes), 1_490),
         ("asserts", sum(isinstance(node, ast.Assert) for node in nodes), 40),
-        ("words of docs/design.md", len((ROOT / "docs/design.md").read_text().split()), 5_350),
+        ("words of docs/design.md", len((ROOT / "docs/design.md").read_text().split()), 5_400),
     ]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shotclock.cli.output import Outlet
-from shotclock.cli.run_lines import HELD_LIMIT, Lines
+from shotclock.cli.run_lines import HELD_LIMIT, RunLines
 from shotclock.workflow.state import Status, StepState
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -74,7 +74,7 @@ def test_silence_is_answered_with_the_running_steps(tmp_path: Path) -> None:
     with open(tmp_path / "err", "wb") as file:
 
         async def wait() -> None:
-            lines = Lines(Outlet(file.fileno()), shows_output=True, heartbeat_s=0.1)
+            lines = RunLines(Outlet(file.fileno()), shows_output=True, heartbeat_s=0.1)
             async with lines, asyncio.timeout(10):
                 lines.note_change(running("build"))
                 while "… running: build " not in (tmp_path / "err").read_text():
@@ -88,7 +88,7 @@ def test_a_reader_that_does_not_read_loses_output_and_is_told_how_much() -> None
     os.set_blocking(reading, False)
 
     async def flood() -> str:
-        lines, got = Lines(Outlet(writing), shows_output=True), b""
+        lines, got = RunLines(Outlet(writing), shows_output=True), b""
         async with lines, asyncio.timeout(10):
             for _ in range(100):
                 lines.note_output("a", 1, b"1 " + b"x" * 20_000 + b"\n")

@@ -60,7 +60,7 @@ def label_of(step: str, number: int) -> str:
     return f"{step} | " if number == 1 else f"{step} (try {number}) | "
 
 
-class LineWriter:
+class LabelledLines:
     """Text of the lines of several logs, each behind its label."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ def _show(wanted: _Wanted, envelope: Envelope) -> None:
             LogLine(numbers[each["stream"]], each.get("text", ""), left_out=each.get("left_out", 0))
             for each in log["lines"]
         )
-        write_quietly(sys.stdout, LineWriter().write(label, lines))
+        write_quietly(sys.stdout, LabelledLines().write(label, lines))
     if "none" in data:
         say_line(data["none"])
 
@@ -240,7 +240,7 @@ def _follow(run_id: str, wanted: _Wanted) -> Outcome:
     with Store.open() as store:
         logs = _RunLogs(store, EmbeddedEngine(store).find_run(run_id), wanted)
         raise_on_stop()
-        writer = LineWriter()
+        writer = LabelledLines()
         while True:
             is_over = logs.is_over  # before the logs, which are complete when the run has ended
             found = logs.read_new()

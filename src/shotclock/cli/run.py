@@ -50,7 +50,7 @@ from .output import (
 )
 from .parser import Subcommand, argument, duration, flag, name_and_value, option
 from .report import FORMATS, ensure_writable, text_of, write_file
-from .run_lines import Lines
+from .run_lines import RunLines
 from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options
 from .workflow_files import read_run_duration
 
@@ -228,7 +228,7 @@ class _Events:
     def __init__(self, options: RunOptions, as_json: bool) -> None:
         path, self._options, self._as_json = options.events, options, as_json or options.output == "json"
         self.run_id = ""
-        self.view: View | Lines = Lines.unseen()
+        self.view: View | RunLines = RunLines.unseen()
         self._outlet: Outlet | None = None
         if path is None:
             return
@@ -252,11 +252,11 @@ class _Events:
     def follows(self) -> bool:
         return self._options.follow
 
-    def find_lines(self, alone: bool) -> Lines:
+    def find_lines(self, alone: bool) -> RunLines:
         if sys.stderr is None or (alone and not is_terminal(sys.stderr)):
-            return Lines.unseen()
+            return RunLines.unseen()
         in_groups = os.environ.get("GITHUB_ACTIONS") == "true"
-        return Lines(Outlet(2), shows_output=not self._options.quiet, in_groups=in_groups)
+        return RunLines(Outlet(2), shows_output=not self._options.quiet, in_groups=in_groups)
 
     def note_change(self, state: StepState) -> None:
         self._write("step", {"id": state.id, **state.to_answer()})

@@ -15,7 +15,7 @@ from ..process.clock import monotonic_ns
 from ..workflow.report import MARKS, news_in_words, why_failed
 from ..workflow.state import Status, StepState
 from ..workflow.step_log import read_records
-from .logs import LineWriter, label_of
+from .logs import LabelledLines, label_of
 from .output import Outlet
 
 HEARTBEAT_S = 30.0  # the longest silence
@@ -29,7 +29,7 @@ NAMED = 5  # running steps in a sign of life
 class _Group:
     """The output of a step that has not ended."""
 
-    writer: LineWriter = field(default_factory=LineWriter)
+    writer: LabelledLines = field(default_factory=LabelledLines)
     texts: deque[str] = field(default_factory=deque)
     size: int = 0
     left_out: int = 0
@@ -42,7 +42,7 @@ class _Group:
             self.size, self.left_out = self.size - dropped, self.left_out + dropped
 
 
-class Lines:
+class RunLines:
     """A line for every change, with the methods of a View."""
 
     aside = contextlib.nullcontext[None]
@@ -55,7 +55,7 @@ class Lines:
         self._shows_output = shows_output and outlet is not None
         self._in_groups = in_groups
         self._heartbeat_s = heartbeat_s
-        self._writer = LineWriter()
+        self._writer = LabelledLines()
         self._groups: dict[str, _Group] = {}
         self._running: dict[str, int] = {}
         self._began_ns = self._written_ns = monotonic_ns()
@@ -63,10 +63,10 @@ class Lines:
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    def unseen(cls) -> Lines:
+    def unseen(cls) -> RunLines:
         return cls(None, shows_output=False)
 
-    async def __aenter__(self) -> Lines:
+    async def __aenter__(self) -> RunLines:
         if self._shows_output:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
         return self
