@@ -134,8 +134,8 @@ def measurements() -> list[tuple[str, float, float]]:
     # its installation, the page and traces 1,700; content, resources and prompts 1,450; the kit for authors 1,900;
     # questions, tasks and authorisation 2,300, reloading 400; state and sync functions that share it 1,200; a tool for
     # each UI action, tabs, dialogs and frames 1,000; FastMCP's words 250; of workflows the advice
-    # from past runs 850, the output of steps 900, lists of steps, matrix, env_file and named outputs 400. The new rules of
-    # design.md are R29c and R74 to R77.
+    # from past runs 850, the output of steps 900, lists of steps, matrix, env_file and named outputs 400. The new
+    # rules of design.md are R29c and R74 to R77.
     return [
         ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 82_500),
         ("files in src", len(files), 320),
