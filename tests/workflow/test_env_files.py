@@ -10,6 +10,7 @@ import pytest
 from shotclock.core.envelope import Envelope
 from shotclock.workflow.env_files import FILE_LIMIT, read_variables
 from shotclock.workflow.loader import Loaded, load_file
+from tests.conftest import Ran
 from tests.rows import row
 
 DOTENV = r"""
@@ -149,3 +150,28 @@ def test_what_is_no_file_of_variables_is_refused(write: Callable[..., Loaded], t
 def test_the_digest_of_a_workflow_covers_its_variables(write: Callable[..., Loaded]) -> None:
     digests = {write("env_file: a.env\nsteps: [x]", a=text).source.sha256 for text in ("A=1", "A=2", "A=2")}
     assert len(digests) == 2
+
+
+def test_a_resumed_run_reads_secrets_again_and_refuses_other_changes(
+    shotclock: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    flow, variables = tmp_path / "flow.yaml", tmp_path / ".env"
+    flow.write_text(
+        textwrap.dedent("""\
+        env_file: .env
+        steps:
+          - {id: ask, type: human-input, prompt: Which?}
+          - {id: after, exec: 'echo ${#API_TOKEN} $PLAIN'}
+        """)
+    )
+    variables.write_text("API_TOKEN=abcdefgh\nPLAIN=one\n")
+    parked = shotclock("run", str(flow), "--run-id", "secrets", "--budget", "100ms", "--json").json()
+    [waiting] = parked["data"]["waiting"]
+    shotclock("inbox", "approve", waiting["proposal_id"], "--answer", "yes", "--json")
+    variables.write_text("API_TOKEN=abcdefgh\nPLAIN=two\n")
+    refused = shotclock("run", "--resume", "secrets", "--json").json()
+    assert (refused["error"]["code"], refused["data"]) == ("WORKFLOW_INVALID", None)
+    variables.write_text("API_TOKEN=abcdefghij\nPLAIN=one\n")
+    resumed = shotclock("run", "--resume", "secrets", "--json").json()
+    assert resumed["ok"] and resumed["data"]["steps"]["after"]["output"] == "10 one"
