@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from ..core.catalogue import Handler, HandlerReference
@@ -154,7 +153,6 @@ def address_of(handler: Handler) -> tuple[str, str]:
     return MAIN_ALIAS if module == "__main__" else module, name
 
 
-@lru_cache(maxsize=1024)
 def explain_unfindable(handler: Handler) -> str | None:
     """Return why a worker cannot find this function by its name."""
     if isinstance(handler, HandlerReference):
