@@ -1,0 +1,1 @@
+"""Workflow files of other tools: recognise them, and convert them to files of ours."""

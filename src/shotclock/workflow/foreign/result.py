@@ -1,0 +1,49 @@
+"""The result of importing a file of another tool: a workflow of ours and the notes on what differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.value_types import field, record, value
+from ..yaml_reader import Tree
+
+
+@value
+class Note:
+    """A part of the foreign file that was left out, or that means something slightly different here."""
+
+    line: int
+    key: str  # the path of the key in the foreign file, such as `jobs.build.services`
+    message: str
+    is_lost: bool = True  # False if it was carried over with a difference
+
+
+@value
+class Imported:
+    """A foreign file as a workflow of ours. A refused file has no document."""
+
+    kind: str  # visor, actions, taskfile or dagu
+    document: dict[str, Any] | None
+    notes: tuple[Note, ...] = ()
+    refusal: str | None = None
+
+
+@record
+class Notes:
+    """The notes of one conversion, with the lines of their keys."""
+
+    tree: Tree
+    written: list[Note] = field(default_factory=list)
+
+    def add(self, path: tuple[str | int, ...], message: str, *, is_lost: bool = True) -> None:
+        """Add a note on the key at `path`, or on its nearest existing parent."""
+        spot = self.tree.spots
+        for part in path:
+            if part not in spot.inside:
+                break
+            spot = spot.inside[part]
+        self.written.append(Note(spot.place.line, ".".join(map(str, path)), message, is_lost))
+
+    def in_order(self) -> tuple[Note, ...]:
+        """Return the notes by line."""
+        return tuple(sorted(self.written, key=lambda note: note.line))
