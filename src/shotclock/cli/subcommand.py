@@ -360,6 +360,7 @@ MODULES = {
     "completion": ("completion", "Print a script that completes commands and options in bash, zsh or fish."),
     "prune": ("maintenance", "Delete runs, proposals and jobs that ended long ago."),
     "errors": ("maintenance", "List every error and warning code, or look one up."),
+    "demo": ("demo", "Show hangs and leftovers on this machine, without and with Shotclock."),
     "doctor": ("maintenance", "Check that this machine can kill process trees."),
 }
 

@@ -79,6 +79,20 @@ def pids() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
+def find_carriers(variable: str) -> list[LeftProcess] | None:
+    """Return the living processes of this user that were started with `NAME=value`; None where there is no /proc."""
+    if not os.path.exists("/proc/self/environ"):
+        return None
+    found = []
+    for pid in pids():
+        if variable.encode() in (_read_whole(f"/proc/{pid}/environ") or b"").split(b"\0"):
+            process = read_process(pid)
+            if process is not None and process.state not in "ZX":
+                _ = process.cmdline  # it may be gone when it is shown
+                found.append(process)
+    return sorted(found, key=lambda each: each.started)
+
+
 @dataclass
 class Watch:
     """A search for processes that started since `begin`. Call it from the process that starts them."""

@@ -1,0 +1,165 @@
+"""A scene, run twice at once in our own runtime: nothing of it outlives the demo, whatever ends the demo.
+
+The processes of a run carry a variable of their own, by which they are counted. The shell that runs the script does
+not carry it: it is the person's shell, and waits afterwards so that the runtime does not stop the rest too early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ...core.clocks import Clocks
+from ...core.value_types import field, record
+from ...core.visible_text import visible
+from ...process import kernel
+from ...process.clock import monotonic_ns
+from ...process.environment import AGENT_MARKS
+from ...process.leftovers import MARK, LeftProcess, find_carriers
+from ...runtime.runtime import Runtime
+from .scenes import WITH, WITHOUT, Pace, Scene, runnable
+
+VARIABLE = "SHOTCLOCK_DEMO"
+PREFIX = "shotclock-demo-"
+LONGEST_S = 8.0  # of a run, also on a slow machine
+BACKSTOP = "20s"
+GRACE = "200ms"
+TICK_S = 0.1
+FINISHED = "\x1e"
+SHELL = f'exec 2>&1; export {VARIABLE}="$1"; eval "$2"; unset {VARIABLE}; printf "\\036"; exec sleep 600'
+HERE = Path(__file__).parent
+
+
+@record
+class Take:
+    """One run of a scene, with what it printed and what it left."""
+
+    title: str
+    script: str
+    folder: Path
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    printed: str = ""
+    left: list[LeftProcess] | None = None
+    not_killed: list[LeftProcess] = field(default_factory=list)
+    is_counted: bool = False
+    is_finished: bool = False
+    failure: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        text = self.printed.replace(str(self.folder), "…")
+        return [visible(line) for line in text.splitlines()]
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_finished or bool(self.failure)
+
+    def find_left(self) -> list[LeftProcess] | None:
+        return find_carriers(f"{VARIABLE}={self.token}")
+
+    async def run(self, runtime: Runtime, environment: dict[str, str]) -> None:
+        """Run the script, and keep its remains alive until this is cancelled."""
+        self.folder.mkdir()
+        words = ["sh", "-c", SHELL, "demo", self.token, self.script]
+        clocks = Clocks.of(BACKSTOP, grace=GRACE)
+        envelope = await runtime.run(words, clocks, base_env=environment, cwd=self.folder, on_output=self._take_output)
+        self.failure = envelope.error["message"] if envelope.error else "its shell ended early"
+
+    def _take_output(self, pieces: Sequence[tuple[int, bytes]], left_out: Sequence[int]) -> None:
+        self.printed += b"".join(piece for _, piece in pieces).decode("utf-8", "replace")
+        if FINISHED in self.printed:
+            self.is_finished, self.printed = True, self.printed.replace(FINISHED, "")
+
+
+Show = Callable[[list[Take]], None]
+
+
+async def play(runtime: Runtime, scene: Scene, pace: Pace, show: Show) -> list[Take]:
+    """Run a scene both ways, count the processes that are left, and kill them. `show` is called all the time."""
+    with make_folder() as folder:
+        environment = make_programs(folder)
+        scripts = {WITHOUT: scene.without, WITH: scene.with_shotclock}
+        takes = [
+            Take(title, runnable(scene.prepares + script, pace), folder / title.partition(" ")[0])
+            for title, script in scripts.items()
+        ]
+        runs = [asyncio.create_task(take.run(runtime, environment)) for take in takes]
+        try:
+            await watch(scene, takes, pace, show)
+        finally:
+            for run in runs:
+                run.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)  # bounded: a killed command is reported within seconds
+    for take in takes:
+        take.not_killed = take.find_left() or []
+    return takes
+
+
+async def watch(scene: Scene, takes: list[Take], pace: Pace, show: Show) -> None:
+    """Wait until both runs are over, or one hangs for long enough, and then until nothing is left, or a moment."""
+    began_ns = monotonic_ns()
+    while not all(take.is_over for take in takes):
+        elapsed_s = (monotonic_ns() - began_ns) / 1e9
+        is_seen = scene.hangs and elapsed_s >= pace.watch_s and takes[1].is_over
+        if is_seen or elapsed_s >= LONGEST_S:
+            for take in takes:
+                take.printed += "" if take.is_over else f"(still running after {elapsed_s:.0f}s)\n"
+            break
+        show(takes)
+        await asyncio.sleep(TICK_S)
+    settled_ns = monotonic_ns() + round(pace.settle_s * 1e9)
+    while True:
+        for take in takes:
+            take.left = take.find_left()
+        if monotonic_ns() >= settled_ns or not any(take.left for take in takes):
+            break
+        show(takes)
+        await asyncio.sleep(TICK_S)
+    for take in takes:
+        take.is_counted = True
+
+
+@contextlib.contextmanager
+def make_folder() -> Iterator[Path]:
+    """Make a folder for one scene. Those of demos that were killed are removed."""
+    for old in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        pid = old.name.removeprefix(PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if pid.isdecimal() and old.stat().st_uid == os.geteuid() and kernel.identify(int(pid)) is None:
+                shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def make_programs(folder: Path) -> dict[str, str]:
+    """Write the programs that the scripts name, and return the environment of a scene, without limits of the caller."""
+    python = shlex.quote(sys.executable)
+    mine = {
+        "shotclock": f'exec {python} -P -m shotclock "$@"',
+        "shotclock-sh": f'exec {python} -P -c "from shotclock.cli import run_shell; run_shell()" "$@"',
+        "mcp-client": f'exec {python} -P {shlex.quote(str(HERE / "mcp_client.py"))} "$@"',
+        "notes-server": "if [ -e updated ]; then setsid sleep 600 </dev/null >/dev/null 2>&1 & fi\n"
+        f"exec {python} -P {shlex.quote(str(HERE / 'notes_server.py'))}",
+        "my-agent": "echo 'agent: runs a command that hangs'\n"
+        "\"$AGENT_SHELL\" -c 'touch running; sleep 600 & sleep 600'\necho 'agent: the command has ended'",
+    }
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, text in mine.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o700)
+    kept = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in AGENT_MARKS and (name == MARK or not name.startswith("SHOTCLOCK_"))
+    }
+    path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**kept, "PATH": path, "SHOTCLOCK_HOME": str(folder / "state")}
