@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable
 
-from ...core.value_types import replace
 from ...runtime.runtime import Runtime
 from ..output import EarlyEnd, is_terminal, note_stops, say_line, until_stopped, write_quietly
 from ..parser import Subcommand, argument, flag, option
@@ -17,12 +16,11 @@ from .scenes import FAST, NORMAL, SCENES, Pace, Scene
 from .stage import play
 from .view import (
     Played,
+    SceneDrawing,
     draw_end,
-    draw_scene,
     end_text,
     heading,
     live_view,
-    missing_text,
     picture_of,
     scene_text,
     text_of,
@@ -74,18 +72,13 @@ async def _play_all(scenes: list[Scene], pace: Pace) -> Played:
     async with Runtime() as runtime:
         for scene in scenes:
             if scene.missing:
-                played.append((scene, []))
-                _write(f"{heading(scene)}\n{missing_text(scene)}\n\n")
-                continue
-            with live_view(scene) as show:
-                takes = await play(runtime, scene, pace, show)
+                takes = []
+            else:
+                with live_view(scene) as show:
+                    takes = await play(runtime, scene, pace, show)
             played.append((scene, takes))
-            _write(_text_of_scene(scene, takes))
+            _write(text_of(SceneDrawing(scene, takes)) if is_terminal(sys.stdout) else scene_text(scene, takes))
     return played
-
-
-def _text_of_scene(scene: Scene, takes: list) -> str:
-    return text_of(draw_scene(scene, takes, 0)) if is_terminal(sys.stdout) else scene_text(scene, takes)
 
 
 def _write(text: str) -> None:
@@ -97,7 +90,9 @@ COMMANDS = {
     "demo": Subcommand(
         "demo",
         options=(
-            argument("what", "workflow: instead of the scenes, run a workflow whose steps hang.", choices=("workflow",)),
+            argument(
+                "what", "workflow: instead of the scenes, run a workflow whose steps hang.", choices=("workflow",)
+            ),
             option(
                 "--scene",
                 "N",

@@ -71,7 +71,7 @@ class Take:
         words = ["sh", "-c", SHELL, "demo", self.token, self.script]
         clocks = Clocks.of(BACKSTOP, grace=GRACE)
         envelope = await runtime.run(words, clocks, base_env=environment, cwd=self.folder, on_output=self._take_output)
-        self.failure = envelope.error["message"] if envelope.error else "its shell ended early"
+        self.failure = "its shell ended early" if envelope.error is None else str(envelope.error["message"])
 
     def _take_output(self, pieces: Sequence[tuple[int, bytes]], left_out: Sequence[int]) -> None:
         self.printed += b"".join(piece for _, piece in pieces).decode("utf-8", "replace")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
 from collections.abc import Iterator
 from typing import IO, cast
 
-from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ...core.value_types import value
 from ...core.visible_text import one_line
 from ...process.leftovers import LeftProcess
 from ..output import find_screen
@@ -65,7 +64,7 @@ def heading(scene: Scene) -> str:
 
 def scene_text(scene: Scene, takes: list[Take]) -> str:
     """Return a scene as lines, for a reader that is no terminal."""
-    lines = [heading(scene), scene.explains]
+    lines = [heading(scene), scene.explains if takes else missing_text(scene)]
     for take in takes:
         lines += ["", f"-- {take.title}", *take.lines, describe_left(take)[0]]
     return "\n".join(lines) + "\n\n"
@@ -75,16 +74,25 @@ def missing_text(scene: Scene) -> str:
     return f"skipped: this machine has no {' and no '.join(scene.missing)}"
 
 
-def draw_scene(scene: Scene, takes: list[Take], width: int) -> RenderableType:
-    panes = [draw_take(take) for take in takes]
-    sides: RenderableType = Group(*panes)
-    if width >= NARROW and panes:
-        grid = Table.grid(expand=True, padding=0)
+@value
+class SceneDrawing:
+    """A scene with its runs side by side, or one under the other where there is no room."""
+
+    scene: Scene
+    takes: list[Take]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(heading(self.scene), "bold")
+        yield Text(self.scene.explains if self.takes else missing_text(self.scene))
+        panes = [draw_take(take) for take in self.takes]
+        if options.max_width < NARROW or not panes:
+            yield from panes
+            return
+        grid = Table.grid(expand=True)
         for _ in panes:
             grid.add_column(ratio=1)
         grid.add_row(*panes)
-        sides = grid
-    return Group(Text(heading(scene), "bold"), Text(scene.explains), sides)
+        yield grid
 
 
 def draw_take(take: Take) -> RenderableType:
@@ -104,9 +112,11 @@ def line_style(line: str) -> str:
 
 def draw_end(played: Played) -> RenderableType:
     """Draw the counts of all scenes, and what to do next."""
-    table = Table("left alive", *(Text(title, justify="right") for title in (WITHOUT, WITH)), box=None, pad_edge=False)
+    table = Table("left alive", box=None, pad_edge=False)
+    for title in (WITHOUT, WITH):
+        table.add_column(title, justify="right")
     for scene, takes in played:
-        cells = [Text(count(take), describe_left(take)[1], justify="right") for take in takes]
+        cells = [Text(count(take), describe_left(take)[1]) for take in takes]
         table.add_row(heading(scene), *(cells or [Text(missing_text(scene), "yellow")]))
     return Group(table, Text(""), Text(remains_text(played)), Text(NEXT, "bold"))
 
@@ -126,7 +136,10 @@ def remains_text(played: Played) -> str:
     if any(take.left is None for take in takes):
         return "The demo has killed its processes. Whether any is left could not be counted."
     killed = sum(len(take.left or []) for take in takes)
-    return f"The demo has killed these {killed} processes; none of its processes is left."
+    these = {0: "No process was left", 1: "The demo has killed this process"}.get(
+        killed, f"The demo has killed these {killed} processes"
+    )
+    return f"{these}; none of the demo is alive any more."
 
 
 def text_of(drawing: RenderableType) -> str:
@@ -149,7 +162,7 @@ def live_view(scene: Scene) -> Iterator[Show]:
     console.show_cursor = lambda show=True: False  # type: ignore[method-assign]
     try:
         with Live(console=console, transient=True, auto_refresh=False, vertical_overflow="crop") as live:
-            yield lambda takes: live.update(draw_scene(scene, takes, console.width), refresh=not screen.is_behind)
+            yield lambda takes: live.update(SceneDrawing(scene, takes), refresh=not screen.is_behind)
     finally:
         screen.close()
 
@@ -161,8 +174,8 @@ def picture_of(played: Played) -> str:
         no_color=False, highlight=False, markup=False, emoji=False, _environ={},
     )  # fmt: skip
     for scene, takes in played:
-        console.print(draw_scene(scene, takes, PICTURE_WIDTH) if takes else Text(f"{heading(scene)}: {missing_text(scene)}"))
+        console.print(SceneDrawing(scene, takes))
         console.print()
     console.print(draw_end(played))
-    form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    return console.export_svg(title="shotclock demo", code_format=form)
+    svg = console.export_svg(title="shotclock demo")
+    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
