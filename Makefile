@@ -41,15 +41,8 @@ CREATE_VENV = \
 	  $(PYTHON) -m venv $(VENV); } || \
 	{ echo "cannot create $(VENV): install python3-venv, or pip >= 22.3 for $(PYTHON)" >&2; rm -rf $(VENV); exit 1; }
 
-# Steps of the tour fail, as they are meant to, so its exit code has to be 3. Off a terminal it is a table.
-demo: $(STAMP) ## the tour: a workflow whose steps hang, and what becomes of them
-	@PATH="$(abspath $(BIN)):$$PATH"; run="tour-$$(date +%Y%m%d-%H%M%S)-$$$$"; code=0; \
-	[ -t 1 ] && table= || table="--output markdown"; \
-	echo "Seven steps: one hangs and hides a daemon, one falls silent, one needs several tries (examples/tour.yaml)"; \
-	shotclock run examples/tour.yaml --run-id "$$run" $$table || code=$$?; \
-	[ "$$code" = 3 ] || { echo "the tour should end with exit code 3, some steps failed; this was $$code" >&2; exit 1; }; \
-	printf '\nExit code 3, as it should be: steps that hang do not succeed, and the steps that need them are skipped.\n\n'; \
-	if [ -z "$$table" ]; then shotclock report "$$run" --open; else shotclock report "$$run" --open >/dev/null; fi
+demo: $(STAMP) ## five hangs, each run without and with shotclock; `shotclock demo workflow` is the tour of workflows
+	@PATH="$(abspath $(BIN)):$$PATH" shotclock demo
 
 # Some tests look at pages in a real browser and are skipped where there is none. Debian's root gets one; that it
 # cannot be had (no network, no root) is no reason to leave the other tests out.

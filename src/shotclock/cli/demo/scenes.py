@@ -23,7 +23,7 @@ class Pace:
 
 
 NORMAL = Pace(limit_s=1, watch_s=3, settle_s=1.5)
-FAST = Pace(limit_s=0.5, watch_s=1, settle_s=0.8)
+FAST = Pace(limit_s=0.5, watch_s=1, settle_s=0.5)
 
 
 @value

@@ -107,6 +107,8 @@ def draw_take(take: Take) -> RenderableType:
 def line_style(line: str) -> str:
     if line.startswith("$ "):
         return "bold"
+    if line.startswith("model reads:") and "~/.ssh" in line:
+        return "red"
     return "italic magenta" if line.startswith("(") else ""
 
 
