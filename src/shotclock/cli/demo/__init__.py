@@ -58,7 +58,7 @@ def show_scenes(scenes: list[Scene], pace: Pace, record: str | None) -> int:
     ended = asyncio.run(until_stopped(_play_all(scenes, pace)))
     note_stops()
     if isinstance(ended, EarlyEnd):
-        say_line("shotclock: the demo was stopped, and its processes are killed")
+        say_line("shotclock: the demo was stopped")
         return -signal.Signals[ended.signal or "SIGTERM"]
     if record is not None:
         write_file(record, picture_of(ended))
