@@ -228,3 +228,11 @@ def test_commands_need_no_extra_or_name_it(environment: Environment) -> None:
     for words, extra in ((["run", "ai.yaml"], "ai"), (["run", "two.yaml", "--on", "temporal://localhost:1"], "scale")):
         refused = environment.answer("shotclock", *words, "--json")
         assert not refused["ok"] and f"shotclock[{extra}]" in json.dumps(refused["error"]), refused
+
+
+def test_the_demo_has_its_programs_and_its_workflow_in_the_wheel(environment: Environment) -> None:
+    played = environment.run("shotclock", "demo", "--fast", "--scene", "3,5")
+    assert played.returncode == 0, played.stdout
+    assert played.stdout.count("left alive: 0") == 2 and "answer after" in played.stdout
+    toured = environment.run("shotclock", "demo", "workflow")
+    assert toured.returncode == 0 and "| ◷ | `hang` | timed out |" in toured.stdout, toured.stdout
