@@ -1,4 +1,4 @@
-"""The scenes of the demo: what is run without and with Shotclock. docs/howto/demo.md describes each.
+"""The scenes of the demo: their scripts without and with Shotclock. docs/howto/demo.md describes each.
 
 A line of a script that begins with `$ ` is shown and run; the other lines prepare it and are only run.
 """
@@ -19,7 +19,7 @@ class Pace:
 
     limit_s: float
     watch_s: float
-    settle_s: float  # for what has to end after its command
+    settle_s: float  # for processes that end after their command
 
 
 NORMAL = Pace(limit_s=1, watch_s=3, settle_s=1.5)

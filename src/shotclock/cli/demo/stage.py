@@ -35,20 +35,20 @@ LONGEST_SETTLING_S = 2.5  # both runs are counted at the same time, at the end o
 BACKSTOP = "20s"
 GRACE = "200ms"
 TICK_S = 0.1
-FINISHED = "\x1e"
+FINISHED = b"\x1e"
 SHELL = f'exec 2>&1; export {VARIABLE}="$1"; eval "$2"; unset {VARIABLE}; printf "\\036"; exec sleep 600'
 HERE = Path(__file__).parent
 
 
 @record
 class Take:
-    """One run of a scene, with what it printed and what it left."""
+    """One run of a scene: its output, and the processes left alive."""
 
     title: str
     script: str
     folder: Path
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
-    printed: str = ""
+    printed: bytes = b""
     left: list[LeftProcess] | None = None
     not_killed: list[LeftProcess] = field(default_factory=list)
     is_counted: bool = False
@@ -57,7 +57,7 @@ class Take:
 
     @property
     def lines(self) -> list[str]:
-        text = self.printed.replace(str(self.folder), "…")
+        text = self.printed.decode("utf-8", "replace").replace(str(self.folder), "…")
         return [visible(line) for line in text.splitlines()]
 
     @property
@@ -69,16 +69,15 @@ class Take:
 
     async def run(self, runtime: Runtime, environment: dict[str, str]) -> None:
         """Run the script, and keep its remains alive until this is cancelled."""
-        self.folder.mkdir()
         words = ["sh", "-c", SHELL, "demo", self.token, self.script]
         clocks = Clocks.of(BACKSTOP, grace=GRACE)
         envelope = await runtime.run(words, clocks, base_env=environment, cwd=self.folder, on_output=self._take_output)
         self.failure = "its shell ended early" if envelope.error is None else str(envelope.error["message"])
 
     def _take_output(self, pieces: Sequence[tuple[int, bytes]], left_out: Sequence[int]) -> None:
-        self.printed += b"".join(piece for _, piece in pieces).decode("utf-8", "replace")
+        self.printed += b"".join(piece for _, piece in pieces)
         if FINISHED in self.printed:
-            self.is_finished, self.printed = True, self.printed.replace(FINISHED, "")
+            self.is_finished, self.printed = True, self.printed.replace(FINISHED, b"")
 
 
 Show = Callable[[list[Take]], None]
@@ -93,6 +92,8 @@ async def play(runtime: Runtime, scene: Scene, pace: Pace, show: Show) -> list[T
             Take(title, runnable(scene.prepares + script, pace), folder / title.partition(" ")[0])
             for title, script in scripts.items()
         ]
+        for take in takes:
+            take.folder.mkdir()
         runs = [asyncio.create_task(take.run(runtime, environment)) for take in takes]
         try:
             await watch(scene, takes, pace, show)
@@ -110,10 +111,12 @@ async def watch(scene: Scene, takes: list[Take], pace: Pace, show: Show) -> None
     began_ns = monotonic_ns()
     while not all(take.is_over for take in takes):
         elapsed_s = (monotonic_ns() - began_ns) / 1e9
-        is_seen = scene.hangs and elapsed_s >= pace.watch_s and takes[1].is_over
-        if is_seen or elapsed_s >= LONGEST_S:
+        if scene.hangs and elapsed_s >= pace.watch_s and takes[1].is_over:
+            takes[0].printed += f"(still running after {elapsed_s:.0f}s)\n".encode()
+            break
+        if elapsed_s >= LONGEST_S:
             for take in takes:
-                take.printed += "" if take.is_over else f"(still running after {elapsed_s:.0f}s)\n"
+                take.failure = take.failure or ("" if take.is_finished else f"not over after {LONGEST_S:g}s")
             break
         show(takes)
         await asyncio.sleep(TICK_S)

@@ -34,7 +34,7 @@ Played = list[tuple[Scene, list[Take]]]
 def describe_left(take: Take) -> tuple[str, str]:
     """Return the count of a run in words, and its style."""
     if take.failure:
-        return f"could not be run: {take.failure}", "bold red"
+        return f"failed: {take.failure}", "bold red"
     if not take.is_counted:
         return "running", "dim"
     if take.left is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...core.errors import error_entry
 from ..output import is_terminal, say_line, write_quietly
-from ..subcommand import load, run_subcommand
+from ..subcommand import TABLE, run_table
 
 FILE = Path(__file__).parent / "tour.yaml"
 STEPS_FAILED = error_entry("STEPS_FAILED").exit_code
@@ -22,7 +22,7 @@ def run_workflow() -> int:
     shows = is_terminal(sys.stdout)
     summary = "Seven steps: one hangs and hides a daemon, one falls silent, one needs several tries"
     write_quietly(sys.stdout, f"{summary} ({FILE})\n")
-    code = _run("run", [str(FILE), "--run-id", run_id, *([] if shows else ["--output", "markdown"])])
+    code = run_table(TABLE, ["run", str(FILE), "--run-id", run_id, *([] if shows else ["--output", "markdown"])])
     if code < 0:
         return code
     if code != STEPS_FAILED:
@@ -31,10 +31,4 @@ def run_workflow() -> int:
     meaning = "steps that hang do not succeed, and the steps that need them are skipped"
     write_quietly(sys.stdout, f"\nExit code {STEPS_FAILED}, as it should be: {meaning}.\n\n")
     with open(os.devnull, "w") as null, contextlib.nullcontext() if shows else contextlib.redirect_stdout(null):
-        return _run("report", [run_id, "--open"])
-
-
-def _run(name: str, words: list[str]) -> int:
-    command = load(name)
-    assert not hasattr(command, "commands")
-    return run_subcommand("shotclock", command, words)
+        return run_table(TABLE, ["report", run_id, "--open"])
