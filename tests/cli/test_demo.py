@@ -1,5 +1,6 @@
 """`shotclock demo`: each scene for real, its counts and its picture, and that nothing outlives it."""
 
+import asyncio
 import re
 import shutil
 import signal
@@ -10,10 +11,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shotclock.cli.demo.scenes import NORMAL, SCENES, runnable
-from shotclock.cli.demo.stage import LONGEST_S, LONGEST_SETTLING_S, PREFIX, Take
+from shotclock.cli.demo import stage
+from shotclock.cli.demo.scenes import FAST, NORMAL, SCENES, Scene, runnable
+from shotclock.cli.demo.stage import LONGEST_S, LONGEST_SETTLING_S, PREFIX, Take, play
 from shotclock.cli.demo.view import end_text, scene_text
 from shotclock.process.leftovers import Watch
+from shotclock.runtime.runtime import Runtime
 
 from .conftest import COLOUR, ESCAPES, Running, wait_for
 
@@ -129,6 +132,28 @@ def test_a_scene_whose_program_is_missing_is_skipped(shotclock: Callable[..., An
     assert ran.code == 0
     assert b"skipped: this machine has no setsid" in ran.stdout
     assert b"left alive:" not in ran.stdout
+
+
+def played(scene: Scene) -> list[Take]:
+    async def play_it() -> list[Take]:
+        async with Runtime() as runtime:
+            return await play(runtime, scene, FAST, lambda takes: None)
+
+    return asyncio.run(play_it())
+
+
+def test_both_runs_are_counted_alike_and_then_killed() -> None:
+    takes = played(Scene(1, "", "", "true", "sleep 600 &\nsetsid sleep 600 &\n"))
+    assert [len(take.left or []) for take in takes] == [0, 2]
+    assert [take.find_left() for take in takes] == [[], []] and takes[1].not_killed == []
+
+
+def test_a_scene_that_is_not_over_in_time_is_failed_and_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "LONGEST_S", 0.5)
+    scene = Scene(1, "", "", "true", "sleep 600")
+    takes = played(scene)
+    assert takes[1].failure == "not over after 0.5s"
+    assert "with Shotclock failed" in end_text([(scene, takes)])
 
 
 def test_where_nothing_can_be_counted_the_demo_says_so(tmp_path: Path) -> None:
