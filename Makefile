@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup docs demo browser programs test test-matrix lint check bench soak conformance lock picture size clean
+.PHONY: help setup docs site demo browser programs test test-matrix lint check bench soak conformance lock picture size clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -109,6 +109,9 @@ lint: $(STAMP) ## lint, types and import rules
 
 docs: $(STAMP) ## write the generated parts of the reference pages
 	$(BIN)/python tools/reference.py
+
+site: $(STAMP) docs ## the documentation as a site, in build/site
+	$(BIN)/python tools/site.py
 
 check: $(STAMP) ## the same and the fast tests, in under a minute
 	$(BIN)/ruff check .
