@@ -108,10 +108,10 @@ lint: $(STAMP) ## lint, types and import rules
 	$(BIN)/lint-imports --no-cache
 
 docs: $(STAMP) ## write the generated parts of the reference pages
-	$(BIN)/python tools/reference.py
+	$(BIN)/python -m tools.reference
 
 site: $(STAMP) docs ## the documentation as a site, in build/site
-	$(BIN)/python tools/site.py
+	$(BIN)/python -m tools.site
 
 check: $(STAMP) ## the same and the fast tests, in under a minute
 	$(BIN)/ruff check .

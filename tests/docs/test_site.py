@@ -39,7 +39,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
     """Build the site, and return its pages."""
-    done = subprocess.run([sys.executable, "tools/site.py"], cwd=ROOT, timeout=100, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tools.site"], cwd=ROOT, timeout=100, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "No issues found" in done.stdout + done.stderr
     return {path: Page(path) for path in sorted(site.SITE.rglob("*.html")) if path.name != "404.html"}

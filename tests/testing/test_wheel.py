@@ -204,6 +204,14 @@ def test_an_example_is_served(environment: Environment) -> None:
     assert {"greet", "hang"} <= tools and greeted == "Hello, Ada!"
 
 
+def test_man_pages_and_completions_are_installed(environment: Environment) -> None:
+    share = environment.folder / "env/share"
+    assert "SHOTCLOCK" in (share / "man/man1/shotclock-exec.1").read_text("utf-8")
+    completions = ("bash-completion/completions/shotclock", "zsh/site-functions/_shotclock")
+    for place in (*completions, "fish/vendor_completions.d/shotclock.fish"):
+        assert "--timeout" in (share / place).read_text("utf-8"), place
+
+
 def test_scripts_for_shells_are_printed(environment: Environment) -> None:
     for program, shell, first in (
         ("shotclock", "bash", "# Completion of shotclock in bash."),
