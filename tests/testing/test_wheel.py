@@ -204,7 +204,8 @@ def test_an_example_is_served(environment: Environment) -> None:
     assert {"greet", "hang"} <= tools and greeted == "Hello, Ada!"
 
 
-def test_man_pages_and_completions_are_installed(environment: Environment) -> None:
+def test_type_checkers_find_the_types_and_readers_the_man_pages_and_completions(environment: Environment) -> None:
+    assert list((environment.folder / "env/lib").glob("python*/site-packages/shotclock/py.typed"))
     share = environment.folder / "env/share"
     assert "SHOTCLOCK" in (share / "man/man1/shotclock-exec.1").read_text("utf-8")
     completions = ("bash-completion/completions/shotclock", "zsh/site-functions/_shotclock")
