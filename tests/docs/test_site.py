@@ -1,5 +1,6 @@
 """The site is built from README and docs without a warning, and each of its links leads somewhere."""
 
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -9,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from ruamel.yaml import YAML
 
+from shotclock.core.errors import error_entries
 from tools import site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,3 +95,19 @@ def test_models_get_an_index_with_a_sentence_of_each_page(built: dict[Path, Page
     for line in lines:
         place, sentence = line.partition("](")[2].split("): ")
         assert (site.SITE / place).exists() and sentence, line
+
+
+def test_every_code_of_the_troubleshooting_page_exists() -> None:
+    text = (ROOT / "docs/howto/troubleshooting.md").read_text("utf-8")
+    codes = {
+        code
+        for row in re.findall(r"^\| ((?:`[A-Z_]+`(?:, )?)+)", text, re.MULTILINE)
+        for code in re.findall(r"[A-Z_]+", row)
+    }
+    assert len(codes) > 20
+    assert codes <= {entry.code for entry in error_entries()}
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    page = (ROOT / "docs/reference/api.md").read_text("utf-8")
+    assert not re.findall(r"^```text\n([^`]+)\n```\n+(?=```|#)", page, re.MULTILINE)
