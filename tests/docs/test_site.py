@@ -111,3 +111,13 @@ def test_every_code_of_the_troubleshooting_page_exists() -> None:
 def test_every_public_name_has_a_docstring() -> None:
     page = (ROOT / "docs/reference/api.md").read_text("utf-8")
     assert not re.findall(r"^```text\n([^`]+)\n```\n+(?=```|#)", page, re.MULTILINE)
+
+
+def test_the_corpora_are_as_large_as_the_page_says() -> None:
+    page = (ROOT / "docs/testing.md").read_text("utf-8")
+    claimed = {name: int(count) for count, name in re.findall(r"\| (\d+) \| \[(tests/[^]]+)\]", page)}
+    assert len(claimed) > 10
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", *claimed]
+    listed = subprocess.run(command, cwd=ROOT, timeout=100, capture_output=True, text=True).stdout
+    counted = {name: len(re.findall(rf"^{re.escape(name)}::", listed, re.MULTILINE)) for name in claimed}
+    assert not {name: counted[name] for name in claimed if counted[name] < claimed[name]}
