@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup docs demo browser programs test test-matrix lint check bench soak conformance lock picture size clean
+.PHONY: help setup docs site dist demo browser programs test test-matrix lint check bench soak conformance lock picture size clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -101,7 +101,24 @@ lint: $(STAMP) ## lint, types and import rules
 	$(BIN)/lint-imports --no-cache
 
 docs: $(STAMP) ## write the generated parts of the reference pages
-	$(BIN)/python tools/reference.py
+	$(BIN)/python -m tools.reference
+
+site: $(STAMP) docs ## the documentation as a site, in build/site
+	$(BIN)/python -m tools.site
+
+# In a new environment, as a user installs it. The list of parts (CycloneDX) is of the base install.
+dist: $(STAMP) ## the wheel and the sdist in dist/, checked, with their hashes and a list of what they depend on
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && rm -rf dist && \
+	$(PYTHON) -m venv "$$scratch/tools" && $(PYTHON) -m venv "$$scratch/user" && tools="$$scratch/tools/bin" && \
+	$(BOUND) "$$tools/pip" --disable-pip-version-check install -q -r requirements-dist.lock && \
+	$(BOUND) "$$tools/python" -m build -q && \
+	"$$tools/check-wheel-contents" dist/*.whl && "$$tools/pyroma" --min=8 dist/*.tar.gz && \
+	"$$tools/validate-pyproject" pyproject.toml && "$$tools/sp-repo-review" . >/dev/null && \
+	"$$tools/zizmor" --offline -q .github/workflows action.yml && \
+	$(BOUND) "$$scratch/user/bin/pip" --disable-pip-version-check install -q dist/*.whl && \
+	"$$scratch/user/bin/shotclock" --version && \
+	"$$tools/cyclonedx-py" environment "$$scratch/user/bin/python" --output-reproducible -o dist/shotclock.cdx.json && \
+	cd dist && sha256sum *.whl *.tar.gz *.json >SHA256SUMS && cat SHA256SUMS
 
 check: $(STAMP) ## the same and the fast tests, in under a minute
 	$(BIN)/ruff check .
@@ -140,11 +157,12 @@ conformance: $(STAMP) browser ## published agents and MCP servers and the MCP co
 # Keeps the pins that still fit; `make lock LOCK_FLAGS=--upgrade` moves them all.
 LOCK = $(BOUND) "$$uv/bin/uv" pip compile -q --no-config --universal --python-version 3.11 \
 	--no-emit-index-url --no-annotate --generate-hashes --custom-compile-command "make lock" $(LOCK_FLAGS)
-lock: ## resolve requirements.lock and requirements-bench.lock anew
+lock: ## resolve the three lock files anew
 	@uv=$$(mktemp -d) && trap 'rm -rf "$$uv"' EXIT && $(PYTHON) -m venv "$$uv" && \
 	$(BOUND) "$$uv/bin/python" -m pip --disable-pip-version-check install -q uv && \
 	$(LOCK) --extra dev -o requirements.lock pyproject.toml && \
-	$(LOCK) --extra bench -c requirements.lock -o requirements-bench.lock pyproject.toml
+	$(LOCK) --extra bench -c requirements.lock -o requirements-bench.lock pyproject.toml && \
+	$(LOCK) --extra dist -o requirements-dist.lock pyproject.toml
 
 picture: $(STAMP) ## run the example of README and draw docs/picture.svg anew
 	@$(BIN)/python tools/picture.py

@@ -350,6 +350,7 @@ class App(ExplainsMembers):
     # --- the description ----------------------------------------------------------------------------------
 
     def catalogue(self) -> Catalogue:
+        """Return the commands, resources and prompts of the app as data."""
         return Catalogue(
             name=self.name,
             version=self.version,
@@ -444,6 +445,7 @@ class App(ExplainsMembers):
         on_item: Callable[[object], None] | None = None,
         confirm_destructive: bool = False,
     ) -> Envelope:
+        """Call a command with a mapping of arguments, and with limits and callbacks of this one call."""
         request = call_request(
             command,
             arguments,

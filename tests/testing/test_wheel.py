@@ -204,6 +204,15 @@ def test_an_example_is_served(environment: Environment) -> None:
     assert {"greet", "hang"} <= tools and greeted == "Hello, Ada!"
 
 
+def test_type_checkers_find_the_types_and_readers_the_man_pages_and_completions(environment: Environment) -> None:
+    assert list((environment.folder / "env/lib").glob("python*/site-packages/shotclock/py.typed"))
+    share = environment.folder / "env/share"
+    assert "SHOTCLOCK" in (share / "man/man1/shotclock-exec.1").read_text("utf-8")
+    completions = ("bash-completion/completions/shotclock", "zsh/site-functions/_shotclock")
+    for place in (*completions, "fish/vendor_completions.d/shotclock.fish"):
+        assert "timeout" in (share / place).read_text("utf-8"), place
+
+
 def test_scripts_for_shells_are_printed(environment: Environment) -> None:
     for program, shell, first in (
         ("shotclock", "bash", "# Completion of shotclock in bash."),

@@ -278,6 +278,7 @@ class Clocks:
         return cls(**limits)
 
     def over(self, defaults: Clocks) -> Clocks:
+        """Return these clocks, with those of `defaults` for the ones that are not set."""
         mine = _limits_of(self)
         if None not in mine:
             return self

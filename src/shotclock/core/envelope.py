@@ -50,21 +50,26 @@ class Envelope:
 
     @property
     def ok(self) -> bool:
+        """Return whether the call succeeded."""
         return self.error is None
 
     @property
     def code(self) -> str | None:
+        """Return the code of the error, or None."""
         return None if self.error is None else str(self.error["code"])
 
     @property
     def exit_code(self) -> int:
+        """Return the exit code of the answer, 0 for success."""
         return int(self.meta["exit_code"])  # type: ignore[call-overload,no-any-return]
 
     @property
     def ending(self) -> str:
+        """Return how the work ended: finished, killed, cancelled, abandoned, not_started or detached."""
         return str(self.meta["ending"])
 
     def to_dict(self) -> dict[str, object]:
+        """Return the five keys of the envelope as a dict."""
         return {
             "ok": self.ok,
             "data": self.data,

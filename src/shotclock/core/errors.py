@@ -18,6 +18,8 @@ _CODE = r"[A-Z][A-Z0-9_]+"
 
 
 class Ending(StrEnum):
+    """How the work of a call ended."""
+
     FINISHED = "finished"
     KILLED = "killed"
     CANCELLED = "cancelled"
@@ -27,6 +29,8 @@ class Ending(StrEnum):
 
 
 class SideEffects(StrEnum):
+    """Whether a call has changed something."""
+
     NONE = "none"
     PARTIAL = "partial"
     COMPLETE = "complete"
