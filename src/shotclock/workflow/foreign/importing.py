@@ -100,5 +100,3 @@ def _refused(message: str, suggestion: str | None = None, notes: tuple[Note, ...
     errors = [{"field": note.key or "file", "message": describe(note)} for note in notes]
     context = {"errors": errors} if errors else {}
     return Failure("WORKFLOW_INVALID", message, suggestion=suggestion, context=context)
-
-

@@ -219,13 +219,13 @@ class _Writer:
 
     def _function(self, name: str, given: tuple[Node, ...]) -> Code:
         match name, len(given):
-            case ("always" | "success"), 0:
+            case (("always" | "success"), 0):
                 return literal(True)
             case "failure", 0:
                 return literal(False)
             case "Boolean", 1:
                 return self.truth(given[0])
-            case ("Number" | "parseFloat"), 1:
+            case (("Number" | "parseFloat"), 1):
                 return Code(f"{self.write(given[0]).operand} | float", "number", is_tight=False, is_filtered=True)
             case "parseInt", (1 | 2):
                 if len(given) == 2 and given[1] != Node("literal", (10,)):
@@ -233,9 +233,9 @@ class _Writer:
                 return Code(f"{self.write(given[0]).operand} | int", "number", is_tight=False, is_filtered=True)
             case "length", 1:
                 return self._length(self.write(given[0]), is_optional=False)
-            case ("contains" | "startsWith" | "endsWith"), 2:
+            case (("contains" | "startsWith" | "endsWith"), 2):
                 return self._without_case(name, self.write(given[0]), self.write(given[1]))
-            case ("hasIssue" | "hasIssueWith" | "countIssues"), 3:
+            case (("hasIssue" | "hasIssueWith" | "countIssues"), 3):
                 item = Node("member", (Node("name", ("i",)), self._plain_text(given[1]), False))
                 arrow = Node("arrow", ("i", Node("binary", ("===", item, given[2]))))
                 if name == "countIssues":
@@ -276,7 +276,12 @@ class _Writer:
             kind = "boolean" if given else "text"
             return Code(f"{base.operand}.{_TEXT_METHODS[name]}({values})", "boolean" if kind == "boolean" else "text")
         if name == "join" and len(given) == 1 and not is_optional:
-            return Code(f"{base.operand} | join({literal(self._plain_text(given[0])).text})", "text", is_tight=False, is_filtered=True)
+            return Code(
+                f"{base.operand} | join({literal(self._plain_text(given[0])).text})",
+                "text",
+                is_tight=False,
+                is_filtered=True,
+            )
         raise Unsayable(f"the method `.{name}()`")
 
     # --- functions over lists

@@ -28,7 +28,26 @@ _LEVELS: tuple[tuple[str, ...], ...] = (
     ("*", "/", "%"),
 )
 _REFUSED_WORDS = frozenset(
-    "function class new await async yield delete void in instanceof this while for do switch try throw var".split()
+    [
+        "function",
+        "class",
+        "new",
+        "await",
+        "async",
+        "yield",
+        "delete",
+        "void",
+        "in",
+        "instanceof",
+        "this",
+        "while",
+        "for",
+        "do",
+        "switch",
+        "try",
+        "throw",
+        "var",
+    ]
 )
 
 
