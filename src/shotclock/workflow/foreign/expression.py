@@ -1,8 +1,8 @@
 """Expressions of our templates that mean the same as those of JavaScript and Liquid.
 
 The languages disagree about what is true, what is equal and what a missing value is. Where ours cannot say the same,
-the expression is refused (Unsayable). Where a value has a type that the author did not mean, the expression written here
-fails when it is evaluated and does not answer something else.
+the expression is refused (Unsayable). Where a value has a type that the author did not mean, the expression fails when
+it is evaluated, and does not answer something else.
 """
 
 from __future__ import annotations

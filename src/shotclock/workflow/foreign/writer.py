@@ -171,11 +171,11 @@ def _laid_out(value: Any) -> Any:
         if is_plain and len(value) <= SHORT_LIST and sum(len(str(each)) for each in value) < LINE:
             made.fa.set_flow_style()
         return made
-    if isinstance(value, str) and "\n" in value.rstrip("\n") and not _needs_quotes(value):
+    if isinstance(value, str) and "\n" in value and not _needs_quotes(value):
         return LiteralScalarString(value)
     return value
 
 
 def _needs_quotes(text: str) -> bool:
     """Return whether a block of lines would lose something: spaces at its start, or characters that YAML escapes."""
-    return text[0] in " \n\t" or any(not (each.isprintable() or each == "\n") for each in text)
+    return text[0] in " \n\t" or text.endswith(("\n\n", " \n")) or any(not (each.isprintable() or each == "\n") for each in text)
