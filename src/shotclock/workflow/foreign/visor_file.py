@@ -204,6 +204,10 @@ class VisorFile:
                     left.append(each)
         return found
 
+    def lists_before(self, name: str) -> set[str]:
+        """Return the steps with `forEach` that a step waits for: it runs once for each of their items."""
+        return {each for each in self.dependencies(name) if self.steps[each].get("forEach") is True}
+
     def dependencies(self, name: str) -> Iterator[str]:
         """Yield the steps that a step waits for, as far as they are there."""
         written = self.steps.get(name, {}).get("depends_on")

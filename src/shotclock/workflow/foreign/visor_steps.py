@@ -184,6 +184,10 @@ def _order(step: _Step) -> None:
             step.made["depends_on"] = ["|".join(part.strip() for part in each.split("|")) for each in names]
     elif written is not None:
         step.file.notes.add(step.path("depends_on"), "it should be a list of steps")
+    file = step.file
+    if not file.lists_before(step.name) and any(file.lists_before(each) for each in file.ancestors(step.name)):
+        what = "it runs once here, after all items of the steps before it, with their outputs as lists"
+        file.notes.add(step.path("depends_on"), what, is_lost=False)
     each = step.left.pop("forEach", None)
     if isinstance(each, bool):
         if each:
@@ -212,7 +216,7 @@ def _gates(step: _Step) -> None:
             for each in _listed(step.left[key]):
                 before.append(file.condition(step.path(key), each, scope))
         step.left.pop(key, None)
-    lists = {name for name in file.dependencies(step.name) if file.steps[name].get("forEach") is True}
+    lists = file.lists_before(step.name)
     known = [each for each in before if each is not None]
     asks_items = any(mention.name in lists for each in known for mention in mentions(each))
     if asks_items:
@@ -261,6 +265,10 @@ def _reactions(step: _Step) -> None:
 
 def _transform(step: _Step) -> None:
     scope = with_output(step.file.scope, step.kind)
+    if "transform" in (*step.left, *step.made) or "transform_js" in step.left:
+        if step.file.lists_before(step.name):
+            step.file.notes.add(step.path(), "a transform is about all items here, and not about each")
+            raise _Unconverted("its output would be made of all items, and not of each")
     has_both = "transform" in step.left and "transform_js" in step.left
     if has_both:
         step.file.notes.add(step.path("transform_js"), "a step has one transform here")

@@ -178,4 +178,8 @@ def _laid_out(value: Any) -> Any:
 
 def _needs_quotes(text: str) -> bool:
     """Return whether a block of lines would lose something: spaces at its start, or characters that YAML escapes."""
-    return text[0] in " \n\t" or text.endswith(("\n\n", " \n")) or any(not (each.isprintable() or each == "\n") for each in text)
+    return (
+        text[0] in " \n\t"
+        or text.endswith(("\n\n", " \n"))
+        or any(not (each.isprintable() or each == "\n") for each in text)
+    )
