@@ -64,7 +64,8 @@ def _print_notes(outcome: Outcome, as_json: bool) -> None:
 
 def _show(envelope: Envelope) -> None:
     if isinstance(envelope.data, dict) and "output" in envelope.data:
-        count = len(envelope.data["notes"])
+        notes: Any = envelope.data["notes"]
+        count = len(notes)
         noted = "without notes" if not count else f"with {count} note{'s' * (count > 1)}"
         write_quietly(sys.stdout, f"{envelope.data['output']}: written, {noted}\n")
 

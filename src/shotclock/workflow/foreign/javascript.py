@@ -332,7 +332,7 @@ class _Writer:
         instead = "" if not test.key else f"map(attribute={literal(test.key).text}, default='') | "
         if test.sign in ("<", ">", "<=", ">="):
             if not holds:
-                raise Unsayable("an order of items that does not hold")
+                return self._pick(test)  # fails where the key is missing
             instead = "" if not test.key else f"selectattr({literal(test.key).text}, 'defined') | "
             return f"{instead}{self._pick(replace(test, is_checked=True))}"
         return f"{instead}{'select' if holds else 'reject'}({name}{given})"

@@ -168,7 +168,7 @@ def convert_step(file: VisorFile, name: str, written: dict[str, Any]) -> dict[st
 def failing_step(file: VisorFile, name: str, why: str, step: dict[str, Any]) -> dict[str, Any]:
     """Return a step in the place of one that cannot be converted. What depends on it does not run."""
     file.failing.add(name)
-    kept = {key: step[key] for key in ("depends_on", "tags", "for_each") if key in step}
+    kept: dict[str, Any] = {key: step[key] for key in ("depends_on", "tags", "for_each") if key in step}
     said = re.sub(r"[{}%]", "", f"{name}: not imported: {why}")[:300]
     return {"type": "command", **kept, "exec": f"echo {shlex.quote(said)} >&2\nexit 1\n"}
 
@@ -265,10 +265,10 @@ def _reactions(step: _Step) -> None:
 
 def _transform(step: _Step) -> None:
     scope = with_output(step.file.scope, step.kind)
-    if "transform" in (*step.left, *step.made) or "transform_js" in step.left:
-        if step.file.lists_before(step.name):
-            step.file.notes.add(step.path(), "a transform is about all items here, and not about each")
-            raise _Unconverted("its output would be made of all items, and not of each")
+    shapes = "transform" in (*step.left, *step.made) or "transform_js" in step.left
+    if shapes and step.file.lists_before(step.name):
+        step.file.notes.add(step.path(), "a transform is about all items here, and not about each")
+        raise _Unconverted("its output would be made of all items, and not of each")
     has_both = "transform" in step.left and "transform_js" in step.left
     if has_both:
         step.file.notes.add(step.path("transform_js"), "a step has one transform here")

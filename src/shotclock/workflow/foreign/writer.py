@@ -146,7 +146,7 @@ def _header(file_name: str, kind: str, notes: tuple[Note, ...]) -> Iterator[str]
 
 
 def _in_order(document: dict[str, Any]) -> dict[str, Any]:
-    made = _sort(document, _FILE_KEYS)
+    made: dict[str, Any] = _sort(document, _FILE_KEYS)
     for key in _MAPPINGS_OF_STEPS:
         steps = made.get(key)
         if isinstance(steps, dict):
@@ -178,8 +178,6 @@ def _laid_out(value: Any) -> Any:
 
 def _needs_quotes(text: str) -> bool:
     """Return whether a block of lines would lose something: spaces at its start, or characters that YAML escapes."""
-    return (
-        text[0] in " \n\t"
-        or text.endswith(("\n\n", " \n"))
-        or any(not (each.isprintable() or each == "\n") for each in text)
-    )
+    if text[0] in " \n\t" or text.endswith(("\n\n", " \n")):
+        return True
+    return any(not (each.isprintable() or each == "\n") for each in text)
