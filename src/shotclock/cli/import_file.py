@@ -30,15 +30,15 @@ def point_to_import(flow: str, outcome: Outcome) -> Outcome:
 
 
 def _run_import(
-    flow: str, kind: str | None, output: str | None, force: bool, timeout: int, json_only: bool
+    file: str, kind: str | None, output: str | None, force: bool, timeout: int, json_only: bool
 ) -> ChildWork:
-    body = partial(_import, flow, kind, output, force, json_only)
+    body = partial(_import, file, kind, output, force, json_only)
     return ChildWork("import", body, timeout, output is not None, _show, _print_notes)
 
 
-def _import(flow: str, kind: str | None, output: str | None, force: bool, as_json: bool) -> Outcome:
-    made = import_file(flow, kind)
-    data: dict[str, object] = {"kind": made.kind, "file": flow, "notes": made.to_answer()}
+def _import(file: str, kind: str | None, output: str | None, force: bool, as_json: bool) -> Outcome:
+    made = import_file(file, kind)
+    data: dict[str, object] = {"kind": made.kind, "file": file, "notes": made.to_answer()}
     if output is None:
         data["workflow"] = made.text
         return Outcome(Ending.FINISHED, data=data, value=None if as_json else made.text)  # a text is printed as it is
@@ -74,7 +74,7 @@ COMMANDS = {
     "import": Subcommand(
         "import",
         options=(
-            argument("flow", "The file of the other tool.", missing="missing FILE: the file of the other tool"),
+            argument("file", "The file of the other tool.", missing="missing FILE: the file of the other tool"),
             option(
                 "--kind",
                 "KIND",

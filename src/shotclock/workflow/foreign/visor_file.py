@@ -17,6 +17,7 @@ from .result import Notes
 Path_ = tuple[str | int, ...]
 _REFERENCE = re.compile(r"\$\{\{\s*env\.([A-Za-z_]\w*)\s*\}\}|\$\{([A-Za-z_]\w*)\}|\$([A-Z_][A-Z0-9_]*)")
 _HOLE = re.compile(r'"[^"{]*"|\{\{-?([\s\S]*?)-?\}\}')
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 _JSON_FILTER = re.compile(r"\|\s*(?:json|to_json)\s*$")
 SECONDS_BELOW = 1000  # a bare number of a command below this is in seconds
 
@@ -66,7 +67,7 @@ class VisorFile:
             return None
         if is_liquid(source):
             self.note_once(path, STRICT)
-            if is_command and re.search(r"(?<![\"'])\{\{", source):
+            if is_command and "{{" in _QUOTED.sub("", source):
                 self.note_once(path, ONE_WORD)
         return made
 
