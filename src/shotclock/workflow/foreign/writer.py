@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.scalarstring import LiteralScalarString
 
+from ...core.clocks import WORK_CLOCKS
 from ..lint import lint
 from ..loader import Finding, load_text
 from ..yaml_reader import read_tree
@@ -77,11 +78,8 @@ _STEP_KEYS = [
     "cwd",
     "env",
     "env_file",
-    "timeout",
     "clone_timeout_ms",
-    "soft",
-    "idle",
-    "grace",
+    *WORK_CLOCKS,
     "fail_if",
     "transform",
     "output_schema",
