@@ -33,6 +33,7 @@ from ..workflow.report import MARKS, brief, unstarted
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
 from .engine import open_engine
+from .import_file import point_to_import
 from .jobs import order_work
 from .output import (
     Outlet,
@@ -172,7 +173,7 @@ def _read_request(options: RunOptions) -> RunRequest | Outcome:
     refused = judge(loaded, findings, may_be_tight=options.force)
     if refused.problem is not None or loaded.workflow is None:
         refused.ending = Ending.NOT_STARTED
-        return refused
+        return point_to_import(str(options.flow), refused)
     workflow = select_tagged(loaded.workflow, options.tags) if options.tags else loaded.workflow
     run_id = {"run_id": options.run_id} if options.run_id else {}
     return RunRequest(workflow, str(file), file.parent, inputs=options.inputs, timeout_ms=options.timeout_ms, **run_id)

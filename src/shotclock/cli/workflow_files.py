@@ -13,6 +13,7 @@ from ..workflow.lint import find_unset, lint
 from ..workflow.loader import judge, load_or_refuse
 from ..workflow.plan import Plan, PlannedStep, plan_of
 from ..workflow.schema import WorkflowFile, json_schema
+from .import_file import point_to_import
 from .parser import Subcommand, argument, duration
 from .subcommand import JSON, looks, timeout_option
 
@@ -29,7 +30,7 @@ def _check(flow: str, run_timeout_ms: int | None) -> Outcome:
         return loaded
     findings = lint(loaded, timeout_ms=run_timeout_ms) + find_unset(loaded, os.environ)
     findings += find_near_limits(loaded)
-    return judge(loaded, findings)
+    return point_to_import(flow, judge(loaded, findings))
 
 
 def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
@@ -42,7 +43,7 @@ def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
     if loaded.workflow is not None and not broken:
         data |= _describe_plan(plan_of(loaded.workflow, timeout_ms=run_timeout_ms))
         data["repositories"] = _find_repositories(loaded.workflow, loaded.source.folder)
-    return judge(loaded, findings, data)
+    return point_to_import(flow, judge(loaded, findings, data))
 
 
 def _find_repositories(workflow: WorkflowFile, folder: Path) -> dict[str, str | None]:

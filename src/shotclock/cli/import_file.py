@@ -1,0 +1,94 @@
+"""`shotclock import`: convert a workflow file of another tool to one of ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..core.envelope import Envelope
+from ..core.errors import Ending, Failure
+from ..core.value_types import replace
+from ..core.visible_text import one_line
+from ..runtime.call import Outcome
+from ..workflow.foreign.importing import import_file
+from ..workflow.foreign.recognise import KINDS, kind_of_file
+from .output import say_line, write_quietly
+from .parser import Subcommand, argument, flag, option
+from .report import write_file
+from .subcommand import ChildWork, timeout_option
+
+
+def point_to_import(flow: str, outcome: Outcome) -> Outcome:
+    """Add the command that imports the file to the refusal of a file of another tool."""
+    if outcome.problem is None or (kind := kind_of_file(Path(flow))) is None:
+        return outcome
+    hint = f"this looks like a file of {KINDS[kind].tool}: convert it with `shotclock import {flow}`"
+    return replace(outcome, problem=replace(outcome.problem, suggestion=hint))
+
+
+def _run_import(
+    file: str, kind: str | None, output: str | None, force: bool, timeout: int, json_only: bool
+) -> ChildWork:
+    body = partial(_import, file, kind, output, force, json_only)
+    return ChildWork("import", body, timeout, output is not None, _show, _print_notes)
+
+
+def _import(file: str, kind: str | None, output: str | None, force: bool, as_json: bool) -> Outcome:
+    made = import_file(file, kind)
+    data: dict[str, object] = {"kind": made.kind, "file": file, "notes": made.to_answer()}
+    if output is None:
+        data["workflow"] = made.text
+        return Outcome(Ending.FINISHED, data=data, value=None if as_json else made.text)  # a text is printed as it is
+    if os.path.lexists(output) and not force:
+        hint = "name another file, or overwrite it with --force"
+        raise Failure("FILE_UNWRITABLE", f"{output!r} exists already", suggestion=hint)
+    write_file(output, made.text)
+    data["output"] = os.path.abspath(output)
+    return Outcome(Ending.FINISHED, data=data)
+
+
+def _print_notes(outcome: Outcome, as_json: bool) -> None:
+    """Write the notes to stderr, in the form of a compiler's messages."""
+    if not isinstance(outcome.data, dict) or (as_json and outcome.value is None and "workflow" in outcome.data):
+        return
+    notes: Any = outcome.data["notes"]
+    file = one_line(str(outcome.data["file"]), 200)
+    for note in notes:
+        what = "left out" if note["lost"] else "different here"
+        text = f"{note['key']}: {note['message']}" if note["key"] else note["message"]
+        say_line(f"{file}:{note['line']}: {what}: {one_line(text, 400)}")
+
+
+def _show(envelope: Envelope) -> None:
+    if isinstance(envelope.data, dict) and "output" in envelope.data:
+        notes: Any = envelope.data["notes"]
+        count = len(notes)
+        noted = "without notes" if not count else f"with {count} note{'s' * (count > 1)}"
+        write_quietly(sys.stdout, f"{envelope.data['output']}: written, {noted}\n")
+
+
+COMMANDS = {
+    "import": Subcommand(
+        "import",
+        options=(
+            argument("file", "The file of the other tool.", missing="missing FILE: the file of the other tool"),
+            option(
+                "--kind",
+                "KIND",
+                "The tool that the file is of, if it is not recognised.",
+                choices=tuple(KINDS),
+            ),
+            option("--output", "FILE", "Write the workflow to this file instead of stdout."),
+            flag("--force", "Overwrite the file of --output.", needs="--output"),
+            flag(
+                "--json", "Print an envelope with the workflow and the notes instead of the workflow.", key="json_only"
+            ),
+            timeout_option(),
+        ),
+        run=_run_import,
+        usage="FILE [OPTIONS]",
+    )
+}

@@ -1,0 +1,102 @@
+"""The import of a file: read it, recognise it, convert it, and check what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import Failure
+from ...core.value_types import value
+from ..loader import SIZE_LIMIT, Loaded, load_file, try_load
+from ..yaml_reader import Tree, read_tree
+from .recognise import KINDS, kind_of
+from .result import Imported, Note
+from .writer import describe, find_errors, text_of, with_header
+
+SHOWN_ERRORS = 5
+
+
+@value
+class ImportedText:
+    """An imported workflow as the text of a file."""
+
+    kind: str
+    text: str
+    notes: tuple[Note, ...]
+
+    def to_answer(self) -> list[dict[str, Any]]:
+        """Return the notes as JSON."""
+        return [
+            {"line": note.line, "key": note.key, "message": note.message, "lost": note.is_lost} for note in self.notes
+        ]
+
+
+def import_file(file: str, kind: str | None = None) -> ImportedText:
+    """Return a foreign file as a workflow of ours that passes `check`. Raises Failure where that is not possible."""
+    path = Path(file)
+    tree = _read(path)
+    found = kind or kind_of(tree.value, file)
+    if found is None:
+        raise _not_recognised(path)
+    return _accepted(_convert(tree, file, found), path)
+
+
+def _read(path: Path) -> Tree:
+    # The loader bounds the size, and refuses pipes, devices and what is not UTF-8.
+    loaded = try_load(path)
+    if isinstance(loaded, Failure):
+        raise loaded
+    unreadable = [found for found in loaded.findings if found.rule in ("file/size", "file/encoding")]
+    if unreadable:
+        raise _refused(f"{path}: {unreadable[0].message}")
+    with open(path, "rb") as file:
+        data = file.read(SIZE_LIMIT + 1)
+    tree = read_tree(data[:SIZE_LIMIT].decode("utf-8-sig", "replace"))
+    if tree.flaws:
+        flaw = tree.flaws[0]
+        raise _refused(f"{path}:{flaw.place.line}:{flaw.place.column}: {flaw.message}", flaw.suggestion)
+    if not isinstance(tree.value, dict):
+        raise _refused(f"{path}: {'is empty' if tree.value is None else 'is no mapping'}; there is nothing to import")
+    return tree
+
+
+def _convert(tree: Tree, file: str, kind: str) -> Imported:
+    try:
+        imported = KINDS[kind].convert(tree, file)
+    except RecursionError:
+        raise _refused(f"{file}: it is nested too deep to be converted") from None
+    if imported.document is None:
+        raise _refused(f"{file}: {imported.refusal or 'it cannot be converted'}", notes=imported.notes)
+    return imported
+
+
+def _accepted(imported: Imported, path: Path) -> ImportedText:
+    """Return the text of the workflow, if it passes the check."""
+    try:
+        text = text_of(imported.document or {})
+    except ValueError as error:
+        raise _refused(f"{path}: {error}", notes=imported.notes) from None
+    wrong = find_errors(text, path.absolute().parent)
+    if wrong:
+        listed = "; ".join(f"{found.field}: {found.message}" for found in wrong[:SHOWN_ERRORS])
+        more = f"; and {len(wrong) - SHOWN_ERRORS} more" if len(wrong) > SHOWN_ERRORS else ""
+        message = f"{path}: the imported workflow would not pass `shotclock check`: {listed}{more}"
+        raise _refused(message, notes=imported.notes)
+    return ImportedText(imported.kind, with_header(text, str(path), imported.kind, imported.notes), imported.notes)
+
+
+def _not_recognised(path: Path) -> Failure:
+    try:
+        loaded: Loaded | None = load_file(path)
+    except OSError:
+        loaded = None
+    if loaded is not None and loaded.workflow is not None:
+        return _refused(f"{path}: is a workflow of shotclock already", f"run it with `shotclock run {path}`")
+    known = ", ".join(kind.tool for kind in KINDS.values())
+    return _refused(f"{path}: is no file of a known tool ({known})", f"name its kind: --kind {'|'.join(KINDS)}")
+
+
+def _refused(message: str, suggestion: str | None = None, notes: tuple[Note, ...] = ()) -> Failure:
+    errors = [{"field": note.key or "file", "message": describe(note)} for note in notes]
+    context = {"errors": errors} if errors else {}
+    return Failure("WORKFLOW_INVALID", message, suggestion=suggestion, context=context)

@@ -1,0 +1,222 @@
+"""Visor files are imported as workflows that pass `check`, with a note on all that differs."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shotclock.core.errors import Failure
+from shotclock.workflow.foreign.importing import import_file
+from shotclock.workflow.foreign.recognise import kind_of_file
+from shotclock.workflow.foreign.writer import find_errors
+from shotclock.workflow.yaml_reader import read_tree
+
+from .visor_files import EXPECTED, FOLDER, names, outcome_of
+
+WORDS = json.loads(EXPECTED.read_text())
+SHOTCLOCK = [sys.executable, "-m", "shotclock"]
+LIMIT_S = 60
+ROUNDS = 300  # of the fuzz test
+
+
+def run(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    everything = {**os.environ, "SHOTCLOCK_HOME": str(cwd / "home"), **env}
+    return subprocess.run(
+        [*SHOTCLOCK, *words],
+        cwd=cwd,
+        env=everything,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_there_are_at_least_forty_files_and_some_are_refused() -> None:
+    refused = [name for name in names() if "refusal" in WORDS[name]]
+    assert len(names()) >= 40
+    assert 7 <= len(refused) <= 12
+    assert names() == sorted(WORDS)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_file_has_the_expected_notes_and_passes_check(name: str) -> None:
+    assert outcome_of(name) == WORDS[name]
+    if "notes" in WORDS[name]:
+        text = import_file(str(FOLDER / f"{name}.yaml"), "visor").text
+        assert find_errors(text, FOLDER) == []
+
+
+# What each step of an imported file gives, by file; a step that is not here is skipped or fails.
+OUTPUTS: dict[str, dict[str, Any]] = {
+    "build-and-test": {
+        "setup": "ready",
+        "build": {"version": "1.4.2", "warnings": 0},
+        "test": "tested 1.4.2",
+    },
+    "retry-flaky": {"flaky": "recovered", "after": "after recovered"},
+    "liquid-transform": {"coverage": {"lines": 81.5, "files": ["a.py", "b.py"], "branches": 0}, "gate": "ok"},
+    "script-values": {
+        "data": {"items": [{"n": 3, "ok": True}, {"n": 9, "ok": False}]},
+        "shape": {"level": "high", "count": 1, "first": 3},
+        "say": "high: 1",
+    },
+    "liquid-loops": {"names": ["web", "api", "web"], "list": "1. WEB, 2. API", "kind": "server"},
+    "groups-of-dependencies": {"from-comment": "", "triage": "triaged", "report": "triaged"},
+    "on-success-run": {"build": "built", "notify": "told"},
+    "on-fail-clean-up": {"lock": "locked", "unlock": "unlocked", "end": "ended"},
+    "environment": {"show": "test production 3", "quoted": "Try PRODUCTION 3"},
+    "inputs-and-outputs": {"greet": "hello world"},
+    "assume-guarantee": {"read": {"rows": 4, "errors": []}, "load": "loaded"},
+    "global-fail-if": {"good": {"error": False}, "own": {"error": True}},
+    "fan-in": {"list": [2, 4, 6], "double": ["4", "8", "12"], "end": "end"},
+    "anchors": {"one": "one", "two": "two"},
+    "json-parse": {"raw": "count=3", "parsed": ["x"], "use": "x 3"},
+    "numbers-printed": {"count": "5", "flag": "false", "many": "many", "five": "five", "off": "off"},
+    "question": {"ask": "yes", "deploy": "deployed"},
+}
+# Steps that run, where the outputs say nothing.
+RAN = {
+    "truthiness": {"facts", "empty-list", "empty-map", "text-false", "not-missing"},
+    "conditions": {"scan", "a", "b", "e", "f", "g"},
+    "node-script": {"data"},
+    "for-each-items": {"list", "show", "count"},
+    "words-in-commands": {"title", "use", "inside"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OUTPUTS, *RAN])
+def test_an_imported_file_runs_as_visor_would(name: str, tmp_path: Path) -> None:
+    written = run("import", str(FOLDER / f"{name}.yaml"), "--kind", "visor", "--output", "flow.yaml", cwd=tmp_path)
+    assert written.returncode == 0, written.stdout
+    ended = run("run", "flow.yaml", "--json", cwd=tmp_path, STAGE_NAME="x")
+    steps = json.loads(ended.stdout)["data"]["steps"]
+    outputs = {step: each["output"] for step, each in steps.items() if each["status"] == "succeeded"}
+    if name in RAN:
+        assert set(outputs) == RAN[name]
+    else:
+        assert outputs == OUTPUTS[name]
+
+
+def test_a_value_in_a_command_stays_one_word(tmp_path: Path) -> None:
+    text = import_file(str(FOLDER / "words-in-commands.yaml"), "visor").text
+    steps = read_tree(text).value["steps"]
+    assert steps["use"]["exec"] == "printf '%s' {{ outputs.title }}"
+
+
+def test_a_condition_that_cannot_be_said_stays_closed() -> None:
+    steps = read_tree(import_file(str(FOLDER / "refused-conditions.yaml"), "visor").text).value["steps"]
+    assert [steps[name].get("if") for name in "abdeg"] == [False] * 5
+    assert [steps[name].get("fail_if") for name in "cf"] == ["true"] * 2
+
+
+def test_the_notes_are_in_the_answer_and_on_stderr(tmp_path: Path) -> None:
+    file = str(FOLDER / "github-ops.yaml")
+    plain = run("import", file, cwd=tmp_path)
+    assert plain.stdout.startswith("# Imported from github-ops.yaml (visor) by shotclock import.\n")
+    assert f"{file}:3: left out: steps.label.type" in plain.stderr
+    answer = json.loads(run("import", file, "--json", cwd=tmp_path).stdout)["data"]
+    assert {"line": 3, "key": "steps.label.type"} == {key: answer["notes"][0][key] for key in ("line", "key")}
+    assert answer["workflow"] == plain.stdout
+
+
+def test_a_file_is_not_overwritten_without_force(tmp_path: Path) -> None:
+    (tmp_path / "flow.yaml").write_text("mine")
+    words = ("import", str(FOLDER / "anchors.yaml"), "--kind", "visor", "--output", "flow.yaml")
+    assert run(*words, cwd=tmp_path).returncode != 0
+    assert (tmp_path / "flow.yaml").read_text() == "mine"
+    assert run(*words, "--force", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "flow.yaml").read_text().startswith("# Imported")
+
+
+def test_check_plan_and_run_point_to_import(tmp_path: Path) -> None:
+    file = str(FOLDER / "github-ops.yaml")
+    for command in ("check", "plan", "run"):
+        ended = run(command, file, "--json", cwd=tmp_path)
+        assert ended.returncode == 2
+        assert f"shotclock import {file}" in json.loads(ended.stdout)["error"]["suggestion"]
+
+
+def test_a_file_of_ours_with_a_mistake_is_not_taken_for_one_of_visor(tmp_path: Path) -> None:
+    (tmp_path / "ours.yaml").write_text("steps: {a: {exec: echo a, timeot: 3}}\n")
+    assert kind_of_file(tmp_path / "ours.yaml") is None
+
+
+def bomb() -> bytes:
+    """Return a small file of aliases that unfolds into millions of values."""
+    lines = [b"a: &a [x,x,x,x,x,x,x,x,x]"]
+    lines += [b"%c: &%c [%s]" % (c, c, b",".join([b"*%c" % (c - 1)] * 9)) for c in range(98, 106)]
+    return b"\n".join(lines)
+
+
+def test_what_is_no_file_of_visor_is_refused(tmp_path: Path) -> None:
+    bad = {
+        "empty": b"",
+        "binary": bytes(range(256)),
+        "list": b"- a\n- b\n",
+        "text": b"hello",
+        "broken": b"steps: {a: [",
+        "documents": b"steps: {}\n---\nsteps: {}\n",
+        "alias": b"a: &a [*a]\n",
+        "bomb": bomb(),
+        "deep": b"steps: " + b"[" * 2000,
+        "huge": b"#" * 4_000_001,
+        "ours": b"steps: {a: {exec: echo a}}\n",
+    }
+    for name, data in bad.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(Failure) as raised:
+            import_file(str(tmp_path / name))
+        assert raised.value.code == "WORKFLOW_INVALID", name
+    with pytest.raises(Failure, match="there is no file"):
+        import_file(str(tmp_path / "absent"))
+
+
+def mutate(text: str, chance: random.Random) -> str:
+    """Return a file with a few damaged places."""
+    lines = text.splitlines(keepends=True)
+    for _ in range(chance.randint(1, 2)):
+        at = chance.randrange(len(lines))
+        line = lines[at]
+        match chance.randrange(6):
+            case 0:
+                lines[at] = ""
+            case 1:
+                cut = chance.randrange(len(line) + 1)
+                lines[at] = line[:cut] + chance.choice("{}[]'\"`|&*!%@:;,.?()#$\\\0é\n") + line[cut:]
+            case 2:
+                lines[at] = line + line
+            case 3:
+                key, colon, _ = line.partition(":")
+                lines[at] = f"{key}{colon} {chance.choice(['7', 'true', '[]', '{}', 'null', '-1e9', 'x', '[[a]]'])}\n"
+            case 4:
+                other = chance.randrange(len(lines))
+                lines[at], lines[other] = lines[other], lines[at]
+            case _:
+                start = chance.randrange(len(line) + 1)
+                lines[at] = line[:start] + line[start + chance.randrange(1, 5) :]
+    return "".join(lines)
+
+
+@pytest.mark.slow
+def test_a_damaged_file_is_imported_or_refused(tmp_path: Path) -> None:
+    chance = random.Random(26)
+    texts = [(FOLDER / f"{name}.yaml").read_text() for name in names()]
+    accepted = 0
+    for number in range(ROUNDS):
+        file = tmp_path / "damaged.yaml"
+        file.write_text(mutate(chance.choice(texts), chance), encoding="utf-8", errors="replace")
+        try:
+            made = import_file(str(file), "visor")
+        except Failure as failure:
+            assert failure.code == "WORKFLOW_INVALID", number
+        else:
+            accepted += 1
+            assert find_errors(made.text, tmp_path) == [], number
+    assert 30 < accepted < ROUNDS
