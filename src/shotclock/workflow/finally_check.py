@@ -10,6 +10,7 @@ from .loader import Finding, Path_
 from .plan import Plan, graph_of, needs
 from .schema import WorkflowFile
 
+NO_PERSON = "a finally step cannot wait for a person"
 _ENDED = "leave it out: a finally step begins once all steps have ended"
 
 
@@ -34,9 +35,7 @@ def check_finally(workflow: WorkflowFile) -> Iterator[Finding]:
     for name in workflow.finally_:
         if (why := find_person(workflow, name)) is not None:
             hint = "ask in `steps`, and use the answer here"
-            yield Finding(
-                "finally/person", f"a finally step waits for no person: {why}", ("steps", name), suggestion=hint
-            )
+            yield Finding("finally/person", f"{NO_PERSON}: {why}", ("steps", name), suggestion=hint)
 
 
 def _check_reaction(path: Path_, reaction: Reaction | None, is_last: bool, workflow: WorkflowFile) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from ..process.unsupervised import read_error_output
 from ..providers.command import SHELL, CommandStep, ToolStep
 from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep
-from .finally_check import check_finally, check_reserve, find_person_inside
+from .finally_check import NO_PERSON, check_finally, check_reserve, find_person_inside
 from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, suggest, try_load
 from .plan import (
     Plan,
@@ -166,9 +166,9 @@ class _Nesting:
             return [Finding("nested/depth", f"workflows in workflows, more than {NESTING_LIMIT} deep", path)], []
         limit_ms = _limit_ms(workflow, step, timeout_ms)
         here = list(_check_fit(child, str(where[1]), step, limit_ms)) if where[0] == "steps" else []
-        if str(where[1]) in workflow.finally_ and child.readable is not None:
-            if (why := find_person_inside(child.readable)) is not None:
-                here.append(Finding("finally/person", f"a finally step waits for no person: {why}", path))
+        last = child.readable if where[0] == "steps" and where[1] in workflow.finally_ else None
+        if last is not None and (why := find_person_inside(last)) is not None:
+            here.append(Finding("finally/person", f"{NO_PERSON}: {why}", path))
         if (own, limit_ms) in self.seen:
             return here, []
         self.seen.add((own, limit_ms))

@@ -229,7 +229,7 @@ class Deadlines:
         source = None if fired is None else fired.source
         if source is None:
             return False
-        if any(source is own for own in (*self._tiers, *self._last_by.values())):
+        if any(source is own for own in (*self._tiers, self._end, *self._last_by.values())):
             self._fired.append(source)
             return True
         return False
@@ -284,8 +284,12 @@ class Deadlines:
         least = Deadline.after_ms(now_ns, self._last.ms)
         if end is not None and end.at_ns < least.at_ns:
             end = least
-        self._is_last, self._end = True, end
+        self.end_finally_at(end)
         self._last_by = {name: _before(end, behind_ms) for name, behind_ms in self._last.behind_ms.items()}
+
+    def end_finally_at(self, end: Deadline | None) -> None:
+        """Give the `finally` steps a deadline that was fixed elsewhere: by the workflow, for a worker."""
+        self._is_last, self._end = True, end
 
 
 def _before(deadline: Deadline | None, by_ms: int) -> Deadline | None:

@@ -462,9 +462,9 @@ def _is_out_of_time(states: Mapping[str, StepState], *, is_out_of_time: bool) ->
     before = [state for state in states.values() if not state.is_finally]
     if any(state.is_cut_short for state in before):
         return True
-    has_failed = any(state.status.is_bad and not state.continues for state in before)
-    is_late = any(state.is_cut_short for state in states.values())
-    return is_late and not has_failed if is_late else is_out_of_time
+    if any(state.is_cut_short for state in states.values()):
+        return not any(state.status.is_bad and not state.continues for state in before)
+    return is_out_of_time
 
 
 def explain_limit(call: Call, fired: Fired) -> str:

@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 from .schema import STEP_NAME, STEP_NAME_LIMIT
 from .yaml_reader import Spot, YamlFlaw, quote
 
+Section = Literal["steps", "finally"]
+
 
 class NamedSteps(NamedTuple):
     steps: dict[str, Any]
@@ -20,9 +22,7 @@ class NamedSteps(NamedTuple):
     flaws: list[tuple[str, YamlFlaw]]  # with the name under which the step is kept
 
 
-def name_steps(
-    written: list[Any], spots: Spot, defaults: Any, section: Literal["steps", "finally"] = "steps"
-) -> NamedSteps:
+def name_steps(written: list[Any], spots: Spot, defaults: Any, section: Section = "steps") -> NamedSteps:
     """Return the steps of a list by name, each after the one before unless it has a `depends_on` of its own.
 
     In `finally` each waits for any end of the one before, in `steps` for its success.
@@ -51,7 +51,7 @@ def name_steps(
     return NamedSteps(made, named, flaws)
 
 
-def _name_of(element: Any, number: int, spot: Spot, section: str) -> tuple[str, YamlFlaw | None]:
+def _name_of(element: Any, number: int, spot: Spot, section: Section) -> tuple[str, YamlFlaw | None]:
     if isinstance(element, str) or (isinstance(element, dict) and not element.keys() & {"id", "name"}):
         return f"{section.removesuffix('s')}-{number + 1}", None
     if not isinstance(element, dict):
@@ -77,7 +77,7 @@ def _unnamed(number: int) -> Iterator[str]:
         name += "-"
 
 
-def _chain(steps: dict[str, Any], defaults: Any, section: Literal["steps", "finally"]) -> None:
+def _chain(steps: dict[str, Any], defaults: Any, section: Section) -> None:
     """Make each step wait for the one before. A step that a reaction runs is not part of the order."""
     called = {name for part in (*steps.values(), defaults) for name in _called_by(part)}
     before: str | None = None
