@@ -203,6 +203,8 @@ class View:
         line = self._begin_line(name, Status.PENDING)
         if name in self._on_call:
             return line.append("runs only if a reaction starts it", "bright_black")
+        if name in self._workflow.finally_ and not self._graph[name]:
+            return line.append("runs once all other steps have ended", "bright_black")
         groups = self._open_groups(name)
         names = ["|".join(_shorten(other, self._width) for other in group) for group in groups[:4]]
         waits = ", ".join(names) + (", …" if len(groups) > 4 else "")

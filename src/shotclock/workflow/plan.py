@@ -137,6 +137,8 @@ class PlannedStep:
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
     overtime: OvertimePolicy | None = None
     longest_ms: int | None = None  # the longest try, with overtime
+    is_finally: bool = False
+    any_end: frozenset[str] = frozenset()  # the dependencies of which any end is enough
 
     @property
     def worst_ms(self) -> int | None:
@@ -412,6 +414,8 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
             DEFAULT_WIND_DOWN_MS if wind_down is None else wind_down,
             policy,
             longest,
+            step_id in last_steps,
+            ends_awaited(step),
         )
     last = max(planned.values(), key=_by_end) if planned else None
     path = [] if last is None else [last.id]
