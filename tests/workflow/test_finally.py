@@ -141,8 +141,8 @@ def test_a_run_keeps_the_longest_chain_of_its_finally_steps() -> None:
 
 
 def test_steps_that_wait_for_a_slot_count_one_after_another() -> None:
-    text = "timeout: 60\nmax_parallelism: 1\nsteps: {w: {exec: x}}\nfinally: {a: {exec: x, timeout: 9}, b: {exec: x, timeout: 9}}"
-    assert plan_of(read(text)).finally_ms >= 19_000
+    text = "timeout: 60\nmax_parallelism: 1\nsteps: {w: {exec: x}}\nfinally: "
+    assert plan_of(read(text + "{a: {exec: x, timeout: 9}, b: {exec: x, timeout: 9}}")).finally_ms >= 19_000
 
 
 def test_the_deadlines_are_in_the_order_of_work_clean_up_finally_and_run() -> None:

@@ -20,7 +20,7 @@ from ..core.errors import Ending
 from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns, wall_time
 from ..store.store import Store
-from ..workflow.plan import Groups, grace_ms, graph_of, is_per_item, most_tries, needs
+from ..workflow.plan import Groups, ends_awaited, grace_ms, graph_of, is_per_item, most_tries, needs
 from ..workflow.report import MARKS, brief, news_in_words, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import Status, StepState
@@ -211,7 +211,16 @@ class View:
         return line.append(f"waits for {waits}" if waits else "waits for its turn", "bright_black")
 
     def _open_groups(self, name: str) -> list[tuple[str, ...]]:
-        return [group for group in self._graph[name] if not any(map(self._has_passed, group))]
+        any_end = ends_awaited(self._workflow.steps[name])
+        return [
+            group
+            for group in self._graph[name]
+            if not any(self._has_passed(other) or (other in any_end and self._has_ended(other)) for other in group)
+        ]
+
+    def _has_ended(self, name: str) -> bool:
+        state = self._states.get(name)
+        return state is not None and state.status.is_final
 
     def _has_passed(self, name: str) -> bool:
         state = self._states.get(name)
