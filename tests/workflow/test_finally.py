@@ -84,6 +84,13 @@ def test_a_step_that_needs_the_time_of_finally_is_refused_with_the_numbers(linte
     assert found.suggestion is not None and "39s" in found.suggestion
 
 
+def test_a_limit_of_the_caller_that_leaves_only_time_for_finally_is_refused(linted: Lint) -> None:
+    text = "timeout: 60\nsteps: {a: {exec: x, timeout: 5}}\nfinally: {b: {exec: x, timeout: 20}}"
+    assert [found.rule for found in linted(text, timeout_ms=23_000) if found.is_error] == []
+    [found] = [each for each in linted(text, timeout_ms=20_000) if each.is_error]
+    assert "(b) need 20.5s" in found.message and "the caller of the run has 20s" in found.message
+
+
 def test_a_nested_file_with_a_question_is_refused_in_finally(tmp_path: Path) -> None:
     from shotclock.workflow.lint import lint
     from shotclock.workflow.loader import load_file

@@ -44,6 +44,7 @@ from .plan import (
     kept_for_clean_up_ms,
     may_run_again,
     most_tries,
+    on_demand,
     run_timeout_ms,
 )
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
@@ -649,6 +650,8 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
         return read_envelope(run.envelope)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     for step_id, step in workflow.steps.items():
+        if step_id in workflow.finally_ and refusal is None:
+            continue  # it continues below, and so do the runs inside it
         why = refusal or (f"it needs the variables of step {step_id} around it" if step.env else None)
         for name in _names_inside(workflow, step_id, states.get(step_id)):
             for inner in await asyncio.to_thread(store.runs.list_inside, run_id, name):
@@ -670,7 +673,8 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     stop.set_result(CANCEL)
     cut_off = (name for name, state in recorded.items() if state.has_begun or state.is_newly_interrupted)
     ended = {name for name, state in recorded.items() if state.status.is_final}
-    missing = [name for name in (*_clean_up_of(workflow, cut_off), *workflow.finally_) if name not in ended]
+    last = [name for name in workflow.finally_ if name not in on_demand(workflow)]
+    missing = [name for name in (*_clean_up_of(workflow, cut_off), *last) if name not in ended]
     if missing and refusal is not None:
         message = f"{', '.join(missing)} did not run: {refusal}"
         call.warnings += (warning("CLEAN_UP_MISSING", message, steps=missing),)
