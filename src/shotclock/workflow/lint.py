@@ -83,8 +83,8 @@ REFUSALS_LIMIT = 10  # values of one command that are reported
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
     """Return the findings of a file, errors first; then those of the files that it runs.
 
-    `timeout_ms` is the caller's limit on the run. An error caused only by that limit is a warning, except where it leaves
-    no time for anything but `finally`.
+    `timeout_ms` is the caller's limit on the run. An error caused only by that limit is a warning, except where it
+    leaves no time for anything but `finally`.
     """
     above = (_identity_of(loaded.source),)
     found = _Nesting(unattended).findings(loaded, None, above)

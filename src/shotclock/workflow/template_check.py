@@ -428,7 +428,7 @@ _FOREIGN_NAMES = {
     "Math": "use filters: `round`, `abs`, `max`, `min`",
     "process": "the environment is `env`",
     "secrets": "the environment is `env`; a step asks for a secret by its own `env`",
-    "always": "to run a step after a failed one, set `continue_on_failure` on the one that may fail",
+    "always": "to run a step after any end of another, write `depends_on: {NAME: ended}`, or put it into `finally`",
     "args": "`args` is there in the `exec` and `stdin` of a tool",
     "arguments": "`arguments` is there in the `exec` and `stdin` of a tool",
     "output": "`output` is there in `fail_if` and `transform`; the output of another step is `outputs.NAME`",
