@@ -3,13 +3,15 @@
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.rows import row
-from tests.temporal.conftest import Program, Runs, wait_until
+from tests.temporal.conftest import Cluster, Program, Runs, wait_until
+from tests.temporal.test_losses import HEARTBEAT_S, Workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_starts")]
 
@@ -172,7 +174,7 @@ CUTS = {
 
 
 @pytest.fixture
-def runs(tmp_path: Any) -> Any:
+def runs(tmp_path: Path) -> Iterator[Runs]:
     made = Runs(tmp_path, None)
     yield made
     made.close()
@@ -259,3 +261,49 @@ def test_a_run_that_is_killed_at_any_moment_finishes_once(runs: Runs, rounds: in
             assert status in ("succeeded", "interrupted"), (steps, kills)
             assert status == "interrupted" or name in names, (names, steps, kills)
         assert names == sorted(names), (names, kills)
+
+
+# --- a worker that dies -------------------------------------------------------------------------------------------
+
+LOST = """
+timeout: 60
+steps:
+  work: {{exec: 'echo work >> audit; [ "{at}" != work ] || [ -e go ] || sleep 50', on_fail: {{run: undo}}}}
+  undo: {{exec: 'echo undo >> audit'}}
+finally:
+  - id: first
+    exec: 'echo first {{{{ run.status }}}} >> audit; [ "{at}" != first ] || [ -e go ] || sleep 50'
+    idempotent: {idempotent}
+    timeout: 30
+  - {{id: second, exec: 'echo second >> audit', timeout: 5}}
+"""
+LOSSES = [
+    ("work", "false", ["work", "undo", "first failed", "second"]),
+    ("first", "true", ["work", "first succeeded", "first succeeded", "second"]),
+    ("first", "false", ["work", "first succeeded", "second"]),
+]
+
+
+@pytest.fixture
+def workers(cluster: Cluster, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(cluster, f"q-{tmp_path.name}")
+    yield made
+    made.close()
+
+
+def test_a_run_whose_worker_dies_finishes_once(on_engine: Runs, workers: Workers) -> None:
+    for at, idempotent, audit in LOSSES:
+        with row(at, idempotent):
+            for left in ("audit", "go"):
+                (on_engine.folder / left).unlink(missing_ok=True)
+            workers.close()  # so that one worker has every step
+            worker = workers.start()
+            where = ("--queue", workers.queue, "--heartbeat", f"{HEARTBEAT_S}s")
+            program = on_engine.start(LOST.format(at=at, idempotent=idempotent), *where)
+            wait_until(lambda at=at: any(at in line for line in audit_or_nothing(on_engine)), at)
+            (on_engine.folder / "go").touch()
+            workers.start()
+            worker.kill()
+            code, envelope = program.ended()
+            assert audit_of(on_engine) == audit, envelope
+            assert code == (0 if idempotent == "true" else 3), envelope
