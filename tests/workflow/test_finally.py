@@ -4,13 +4,17 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as xml
 
 import pytest
 
 from shotclock.core.clocks import NS_PER_MS, Deadline
 from shotclock.core.envelope import Envelope
+from shotclock.store.store import Store
+from shotclock.workflow.html_report import to_html
 from shotclock.workflow.loader import Finding, load_text
 from shotclock.workflow.plan import finally_reserve, plan_of, select_tagged
+from shotclock.workflow.report import report_of, to_junit, to_markdown
 from shotclock.workflow.run_context import Deadlines
 from shotclock.workflow.schema import WorkflowFile, json_schema
 from tests.rows import row
@@ -238,3 +242,16 @@ def test_a_nested_run_finishes_when_the_run_around_it_stops(run: Run, tmp_path: 
     """)
     assert (tmp_path / "audit").read_text().split() == ["inner", "outer"], envelope
     assert envelope.error is not None and envelope.error["code"] == "TIMEOUT"
+
+
+def test_reports_name_the_finally_steps_and_their_failure(run: Run, store: Store) -> None:
+    run("steps: {a: {exec: exit 0}}\nfinally: {b: {exec: exit 5}}", run_id="reported")
+    stored = store.runs.get("reported")
+    assert stored is not None
+    made = report_of(stored, store.runs.steps("reported"), now=stored.created_at, is_alive=False)
+    assert "| ✗ | `b` (finally) | failed |" in to_markdown(made)
+    [suite] = xml.fromstring(to_junit(made))
+    cases = {case.get("name"): (case.get("classname"), case.find("failure") is not None) for case in suite}
+    assert cases["a"] == ("flow", False) and cases["b"] == ("flow.finally", True)
+    assert made.critical_path == ("a", "b")
+    assert ", finally" in to_html(made)
