@@ -174,6 +174,19 @@ def test_finally_has_its_reserve_although_the_others_ended_too_late() -> None:
     assert deadlines.of("a") == Deadline((59_000 + last.ms) * NS_PER_MS)
 
 
+def test_an_extended_run_moves_the_deadlines_of_all_its_parts() -> None:
+    last = finally_reserve(read("timeout: 60\nsteps: {w: {exec: x}}\nfinally: {a: {exec: x, timeout: 4}}"), 60_000)
+    deadlines = Deadlines(Deadline(60_000 * NS_PER_MS), 5_000, frozenset({"undo"}), last)
+    before = [deadlines.of(name) for name in ("w", "undo")]
+    became = deadlines.move(Deadline(70_000 * NS_PER_MS))
+    assert [became[id(old)] for old in before] == [deadlines.of("w"), deadlines.of("undo")]
+    deadlines.begin_finally(0)
+    at_end = deadlines.of("a")
+    assert at_end == Deadline(70_000 * NS_PER_MS)
+    became = deadlines.move(Deadline(80_000 * NS_PER_MS))
+    assert became[id(at_end)] is deadlines.of("a") and deadlines.of("a") == Deadline(80_000 * NS_PER_MS)
+
+
 # --- the run --------------------------------------------------------------------------------------------------------
 
 
