@@ -82,7 +82,9 @@ def test_a_plan_is_told_step_by_step(flow: Path, shotclock: Any, validate_envelo
     assert data["steps"][1] == {
         "id": "b",
         "type": "command",
+        "finally": False,
         "depends_on": ["a"],
+        "any_end_of": [],
         "timeout_ms": 60_000,
         "effective_timeout_ms": 60_000,
         "grace_ms": 5_000,

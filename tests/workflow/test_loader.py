@@ -363,7 +363,7 @@ WRONG = {
     "a dependency of nothing": (
         "steps: {a: {exec: x, depends_on: [b, ]}, b: {exec: x, depends_on: [~]}}",
         "steps.b.depends_on.0",
-        "should be text, and is nothing",
+        "should be text or a mapping, and is nothing",
     ),
     "an empty dependency": ("steps: {a: {exec: x, depends_on: ''}}", "steps.a.depends_on", "a name is empty"),
     "half an alternative": ("steps: {a: {exec: x, depends_on: 'b|'}}", "steps.a.depends_on", "a name is empty"),

@@ -15,7 +15,7 @@ from shotclock.core.validation import Part
 from shotclock.providers import ai
 from shotclock.providers.ai import AiLimits, AiPart, AiServer
 from shotclock.providers.provider import STEP_TYPES, Backoff, Reaction, StepPart, StepRetry
-from shotclock.workflow import history, lint, loader, shell_quoting, template_check, yaml_reader
+from shotclock.workflow import finally_check, history, lint, loader, shell_quoting, template_check, yaml_reader
 from shotclock.workflow.loader import load_file, load_text
 from shotclock.workflow.schema import DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
 from tests.rows import row
@@ -194,14 +194,14 @@ def test_the_kinds_are_in_the_reference_as_they_are() -> None:
     ]
 
 
-MODULES = (lint, loader, template_check, yaml_reader, ai, shell_quoting, history)
+MODULES = (finally_check, lint, loader, template_check, yaml_reader, ai, shell_quoting, history)
 
 
 def test_every_rule_is_in_the_reference_and_no_other() -> None:
     source = "".join(Path(module.__file__ or "").read_text("utf-8") for module in MODULES)
     rules = set(
         re.findall(
-            r"\"((?:schema|graph|clock|budget|template|shell|env|tool|human|nested|file|ai|input|http|git|function|history)/[a-z-]+)\"",
+            r"\"((?:schema|graph|clock|budget|template|shell|env|tool|human|nested|file|ai|input|http|git|function|history|finally)/[a-z-]+)\"",
             source,
         )
     )

@@ -20,7 +20,7 @@ from ..core.errors import Ending
 from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns, wall_time
 from ..store.store import Store
-from ..workflow.plan import Groups, grace_ms, graph_of, is_per_item, most_tries, needs
+from ..workflow.plan import Groups, ends_awaited, grace_ms, graph_of, is_per_item, most_tries, needs
 from ..workflow.report import MARKS, brief, news_in_words, noteworthy, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import Status, StepState
@@ -203,13 +203,24 @@ class View:
         line = self._begin_line(name, Status.PENDING)
         if name in self._on_call:
             return line.append("runs only if a reaction starts it", "bright_black")
+        if name in self._workflow.finally_ and not self._graph[name]:
+            return line.append("runs once all other steps have ended", "bright_black")
         groups = self._open_groups(name)
         names = ["|".join(_shorten(other, self._width) for other in group) for group in groups[:4]]
         waits = ", ".join(names) + (", …" if len(groups) > 4 else "")
         return line.append(f"waits for {waits}" if waits else "waits for its turn", "bright_black")
 
     def _open_groups(self, name: str) -> list[tuple[str, ...]]:
-        return [group for group in self._graph[name] if not any(map(self._has_passed, group))]
+        any_end = ends_awaited(self._workflow.steps[name])
+        return [
+            group
+            for group in self._graph[name]
+            if not any(self._has_passed(other) or (other in any_end and self._has_ended(other)) for other in group)
+        ]
+
+    def _has_ended(self, name: str) -> bool:
+        state = self._states.get(name)
+        return state is not None and state.status.is_final
 
     def _has_passed(self, name: str) -> bool:
         state = self._states.get(name)

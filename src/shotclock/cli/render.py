@@ -224,7 +224,8 @@ def _plan(data: Any, console: Console) -> None:
         for column in table.columns[3:]:
             column.justify = "right"
         for step in data["steps"]:
-            names = (step["id"], step["type"], " ".join(step["depends_on"]))
+            waits = [f"{name} (ended)" if name in step["any_end_of"] else name for name in step["depends_on"]]
+            names = (step["id"], step["type"], " ".join(waits or ["finally"] * step["finally"]))
             timeout, tries = _clock(step["effective_timeout_ms"]), str(step["attempts"])
             times = (_clock(step["latest_start_ms"], "?"), _clock(step["latest_end_ms"], "?"))
             table.add_row(*names, timeout, tries, *times, style="bold" if step["id"] in data["critical_path"] else None)
@@ -237,6 +238,9 @@ def _plan(data: Any, console: Console) -> None:
         worst, limit = _clock(data["worst_case_ms"], "no end in sight"), _clock(data["run_timeout_ms"])
         path = " → ".join(data["critical_path"])
         console.print(f"\nat worst {worst} along {path}; the run has {limit}")
+        if data["finally_ms"]:
+            path = " → ".join(data["finally_path"])
+            console.print(f"{format_duration(data['finally_ms'])} of it are kept for finally: {path}")
     if data["findings"]:
         _findings(data, console)
 

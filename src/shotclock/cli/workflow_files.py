@@ -61,6 +61,8 @@ def _describe_plan(made: Plan) -> dict[str, object]:
         "run_timeout_ms": made.run_timeout_ms,
         "worst_case_ms": made.worst_ms,
         "clean_up_ms": made.clean_up_ms,
+        "finally_ms": made.finally_ms,
+        "finally_path": list(made.finally_path),
         "critical_path": list(made.critical_path),
         "steps": [_describe_step(step) for step in made.steps],
     }
@@ -70,7 +72,9 @@ def _describe_step(step: PlannedStep) -> dict[str, object]:
     return {
         "id": step.id,
         "type": step.type,
+        "finally": step.is_finally,
         "depends_on": ["|".join(group) for group in step.groups],
+        "any_end_of": sorted(step.any_end),
         "timeout_ms": step.timeout_ms,
         "effective_timeout_ms": step.effective_ms,
         "soft_ms": step.soft_ms,

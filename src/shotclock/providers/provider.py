@@ -97,6 +97,35 @@ Names = Annotated[
     Before(as_list, str | list[str]),
     After(_with_names),
 ]
+
+
+def _as_dependencies(written: Any) -> Any:
+    """Return the dependencies as a list of `NAME` and `{NAME: ended}`. `{NAME: ok}` is another form of `NAME`."""
+    if isinstance(written, dict):
+        written = [written]
+    elif not isinstance(written, list):
+        written = as_list(written)
+    entries: list[Any] = []
+    for each in written:
+        pairs = each.items() if isinstance(each, dict) and each else [(each, "ok")]
+        for name, end in pairs:
+            if end not in ("ok", "ended"):
+                raise ValueError(f"{name}: should be ok or ended, and is {end!r:.40}")
+            entries.append(name if end == "ok" else {name: end})
+    return entries
+
+
+def _with_dependencies(entries: list[Any]) -> list[Any]:
+    _with_names([name for entry in entries for name in ([entry] if isinstance(entry, str) else entry)])
+    return entries
+
+
+Dependency = str | dict[str, Literal["ok", "ended"]]
+Dependencies = Annotated[
+    list[Dependency],
+    Before(_as_dependencies, str | dict[str, Literal["ok", "ended"]] | list[Dependency]),
+    After(_with_dependencies),
+]
 WholeMs = Annotated[int, Limits(ge=0, le=MAX_MS)]
 
 
@@ -202,7 +231,7 @@ class StepPart(Part):
     grace: Clock | None = None
     wind_down: Clock | None = None
     min_time: Clock | None = None
-    depends_on: Names = field(default=[], keys=("depends_on", "needs"))
+    depends_on: Dependencies = field(default=[], keys=("depends_on", "needs"))
     accept_skipped: bool = False
     """A dependency that its own condition skipped counts as met."""
     if_: str | bool | None = field(default=None, keys=("if",))

@@ -72,6 +72,8 @@ class StepInput(TypedDict):
     kept_ms: int
     clean_up_by: int | None  # the end of clean-up, for a clean-up step of a stopped run
     is_clean_up: bool
+    last: NotRequired[JsonObject]
+    """In a run with `finally` steps: `reserve_ms`; for such a step also `by`, its deadline, and `run`, so far."""
     heartbeat_ms: int
     sent_at: int  # The time of the request. A try that continues on another worker has used the time since then.
     proposals: list[JsonObject]

@@ -50,7 +50,15 @@ with workflow.unsafe.imports_passed_through():
     from ..core.value_types import fields_of, record, replace
     from ..providers.provider import STEP_TYPES, StepPart
     from ..runtime.call import DEFAULT_CLOCKS, Call, CallTime, Outcome, WindDown, answer_at
-    from ..workflow.plan import clean_up_steps, grace_ms, kept_for_clean_up_ms, may_run_again, most_tries, plan_of
+    from ..workflow.plan import (
+        clean_up_steps,
+        finally_reserve,
+        grace_ms,
+        kept_for_clean_up_ms,
+        may_run_again,
+        most_tries,
+        plan_of,
+    )
     from ..workflow.run_context import Deadlines, ParallelSlots
     from ..workflow.scheduler import RunLimits, Scheduler
     from ..workflow.schema import WorkflowFile
@@ -131,9 +139,11 @@ class RunWorkflow:
         self._parent = self._find_parent()
         self._own_ms = run_input["limit_ms"]
         self._call = self._admit()
-        self._kept_ms = kept_for_clean_up_ms(self._workflow, self._call.bound.limit_ms)
+        self._last = finally_reserve(self._workflow, self._call.bound.limit_ms)
+        clean_up_ms = kept_for_clean_up_ms(self._workflow, max(0, self._call.bound.limit_ms - self._last.ms))
+        self._kept_ms = clean_up_ms + self._last.ms
         self._clean_up = clean_up_steps(self._workflow)
-        self._deadlines = Deadlines(self._call.bound.bell, self._kept_ms, self._clean_up)
+        self._deadlines = Deadlines(self._call.bound.bell, clean_up_ms, self._clean_up, self._last)
         self._plan = plan_of(self._workflow)
         self._ended_by: str | None = None
         self._waiting: dict[str, JsonObject] = {}
@@ -317,7 +327,7 @@ class RunWorkflow:
     def _describe_step(self, name: str, step: StepPart, state: StepState, answers: _Answers) -> StepInput:
         part = slice_workflow(self._workflow, self._input["workflow"], name)
         by, is_clean_up = self._deadlines.of(name), name in self._clean_up
-        return {
+        described: StepInput = {
             "version": VERSION,
             "run": self._describe_run(),
             "workflow": part,
@@ -331,8 +341,14 @@ class RunWorkflow:
             "sent_at": workflow.time_ns() // NS_PER_MS,
             "proposals": answers.proposals,
             "nested": answers.nested,
-            "may_park": answers.may_park,
+            "may_park": answers.may_park and not state.is_finally,
         }
+        if self._workflow.finally_:
+            described["last"] = {"reserve_ms": self._last.ms}
+        if state.is_finally:
+            ends_ms = None if by is None else by.at_ns // NS_PER_MS
+            described["last"] |= {"by": ends_ms, "run": self._scheduler.run_so_far}
+        return described
 
     # --- without a worker ---------------------------------------------------------------------------------
 

@@ -44,7 +44,7 @@ from ..runtime.control import calls_inside, control_of, enter, leave, live_calls
 from ..runtime.runtime import Runtime
 from ..store.store import Store
 from ..workflow.lint import identity, inner_workflow
-from ..workflow.plan import run_timeout_ms
+from ..workflow.plan import FinallyReserve, run_timeout_ms
 from ..workflow.run import describe_news, move_steps, name_nested_run, read_envelope, render_outputs
 from ..workflow.run_context import Deadlines, ParallelSlots, PersonWait, RunContext
 from ..workflow.schema import WorkflowFile, check_inputs
@@ -198,7 +198,7 @@ class Activities:
 
 def _make_scope(request: Mapping[str, Any], context: RunContext) -> JsonObject:
     states = {name: StepState.from_record(record) for name, record in request["visible"].items()}
-    run = {"id": context.run_id, "name": request["run"]["name"]}
+    run = {"id": context.run_id, "name": request["run"]["name"], **request.get("last", {}).get("run", {})}
     fixed = {"inputs": request["run"]["inputs"], "env": context.base_env, "run": run}
     return {**fixed, "outputs": OutputsView(states), "steps": StepsView(states)}
 
@@ -345,7 +345,11 @@ class _StepWork:
 
     def _make_deadlines(self, bell: Deadline | None) -> Deadlines:
         clean_up = frozenset([self._input["step"]] if self._input["is_clean_up"] else ())
-        deadlines = Deadlines(bell, self._input["kept_ms"], clean_up)
+        last = self._input.get("last", {})
+        reserve = FinallyReserve(last.get("reserve_ms", 0))
+        deadlines = Deadlines(bell, self._input["kept_ms"] - reserve.ms, clean_up, reserve)
+        if "by" in last:
+            deadlines.end_finally_at(None if last["by"] is None else self._clock.deadline(last["by"]))
         if self._input["clean_up_by"] is not None:
             left_ms = self._input["clean_up_by"] - self._clock.now_ms()
             deadlines.begin_clean_up(monotonic_ns(), max(1, left_ms))

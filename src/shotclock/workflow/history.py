@@ -299,7 +299,8 @@ def _advise_step(
             most_ms = min(most_ms, planned.effective_ms)
     inner = [step_clock_ms(workflow, step, name) or 0 for name in WORK_CLOCKS if name not in _BEHIND]
     judged = _judge(measured, limit_ms, least_ms=2 * max(inner), most_ms=most_ms, may_lower=source == "file")
-    path = ("steps", step_id, *(timeout_key(step).split(".") if source == "file" else ()))
+    section = "finally" if step_id in workflow.finally_ else "steps"
+    path = (section, step_id, *(timeout_key(step).split(".") if source == "file" else ()))
     return Advice(step_id, limit_ms, source, measured, *judged, path=path)
 
 

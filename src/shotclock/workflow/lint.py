@@ -22,6 +22,7 @@ from ..process.unsupervised import read_error_output
 from ..providers.command import SHELL, CommandStep, ToolStep
 from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep
+from .finally_check import NO_PERSON, check_finally, check_reserve, find_person_inside
 from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, suggest, try_load
 from .plan import (
     Plan,
@@ -82,7 +83,8 @@ REFUSALS_LIMIT = 10  # values of one command that are reported
 def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = True) -> list[Finding]:
     """Return the findings of a file, errors first; then those of the files that it runs.
 
-    `timeout_ms` is the caller's limit on the run. An error caused only by that limit is a warning.
+    `timeout_ms` is the caller's limit on the run. An error caused only by that limit is a warning, except where it
+    leaves no time for anything but `finally`.
     """
     above = (_identity_of(loaded.source),)
     found = _Nesting(unattended).findings(loaded, None, above)
@@ -91,6 +93,8 @@ def lint(loaded: Loaded, *, timeout_ms: int | None = None, unattended: bool = Tr
     wrong = {(finding.rule, finding.file, finding.path) for finding in found if finding.is_error}
     return [
         replace(finding, is_error=finding.is_error and (finding.rule, finding.file, finding.path) in wrong)
+        if finding.rule != "budget/finally"
+        else finding
         for finding in _Nesting(unattended).findings(loaded, timeout_ms, above)
     ]
 
@@ -165,6 +169,9 @@ class _Nesting:
             return [Finding("nested/depth", f"workflows in workflows, more than {NESTING_LIMIT} deep", path)], []
         limit_ms = _limit_ms(workflow, step, timeout_ms)
         here = list(_check_fit(child, str(where[1]), step, limit_ms)) if where[0] == "steps" else []
+        last = child.readable if where[0] == "steps" and where[1] in workflow.finally_ else None
+        if last is not None and (why := find_person_inside(last)) is not None:
+            here.append(Finding("finally/person", f"{NO_PERSON}: {why}", path))
         if (own, limit_ms) in self.seen:
             return here, []
         self.seen.add((own, limit_ms))
@@ -248,6 +255,7 @@ def _check_file(
     graph = list(islice(_check_graph(workflow), FINDINGS_LIMIT))
     yield from graph
     for check in (
+        check_finally,
         _check_clocks,
         _check_tools,
         _check_schemas,
@@ -426,12 +434,17 @@ def _check_budgets(workflow: WorkflowFile, plan: Plan) -> Iterator[Finding]:
     if run_ms is None:
         return
     inside_ms = run_ms - reserve_ms_for(run_ms)
+    work_ms = max(1, run_ms - plan.finally_ms)
+    work_ms -= reserve_ms_for(work_ms)
     whose = "the run" if run_timeout_ms(workflow) == run_ms else "the caller of the run"
     has = f"{whose} has {format_duration(run_ms)}"
+    yield from check_reserve(workflow, plan, has)
+    kept = f"{has}, {format_duration(plan.finally_ms)} of it for finally" if plan.finally_ms else has
     clean_up = clean_up_steps(workflow)
-    for step in plan.steps:
-        yield from _check_step_budget(workflow.steps[step.id], step, inside_ms, has)
-        yield from _check_clean_up_budget(workflow.steps[step.id], step, plan, inside_ms, has, step.id in clean_up)
+    for step in plan.steps if plan.finally_ms < inside_ms else ():
+        if step.id not in workflow.finally_:
+            yield from _check_step_budget(workflow.steps[step.id], step, work_ms, kept)
+            yield from _check_clean_up_budget(workflow.steps[step.id], step, plan, work_ms, kept, step.id in clean_up)
     if plan.worst_ms is None or plan.worst_ms > inside_ms:
         takes = "may take any time" if plan.worst_ms is None else f"may take {format_duration(plan.worst_ms)}"
         message = f"the longest chain of steps ({_path_in_words(plan.critical_path)}) {takes}, and {has}"

@@ -21,7 +21,7 @@ from ..providers.provider import STEP_TYPES, StepPart
 from ..runtime.call import Outcome
 from .env_files import EnvFiles, files_of
 from .schema import ToolPart, WorkflowFile
-from .step_list import name_steps
+from .step_list import merge_finally, name_steps
 from .yaml_reader import TOP, SourcePosition, Spot, quote, read_tree
 
 SIZE_LIMIT = 4_000_000  # bytes. A file that a person wrote is far smaller
@@ -182,7 +182,10 @@ def load_text(data: bytes, name: str = "workflow.yaml", folder: Path | None = No
             named = name_steps(written[key], tree.spots.inside[key], written.get("defaults"))
             written[key], tree.spots.inside[key] = named.steps, named.spots
             listed += named.flaws
-    flaws += [Finding(flaw.rule, flaw.message, ("steps", name), flaw.place, flaw.suggestion) for name, flaw in listed]
+    listed += merge_finally(written, tree.spots)
+    for name, flaw in listed:
+        path = ("steps", name) if name else ("finally",)
+        flaws.append(Finding(flaw.rule, flaw.message, path, flaw.place, flaw.suggestion))
     plain = _translate(written, source.folder)
     try:
         return _with_env_files(Loaded(source, WorkflowFile.model_validate(plain), tuple(flaws)))

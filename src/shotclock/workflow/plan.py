@@ -14,17 +14,24 @@ from operator import attrgetter
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_RESERVE_MS, DEFAULT_WIND_DOWN_MS, RESERVE_SHARE, reserve_ms_for
 from ..core.errors import Failure
 from ..core.overtime import OvertimeError, OvertimePolicy
-from ..core.value_types import value
+from ..core.value_types import field, value
 from ..providers.command import ToolStep
-from ..providers.provider import STEP_TYPES, StepPart, StepRetry, duration_ms
+from ..providers.provider import STEP_TYPES, Dependency, StepPart, StepRetry, duration_ms
 from .schema import WorkflowFile, calls_of, texts_in
 from .templates import mentions
 
 Groups = tuple[tuple[str, ...], ...]  # one step of every group: `["A", "B|C"]` means A, and B or C
 
 
-def groups_of(written: Iterable[str]) -> Groups:
-    return tuple(tuple(name.strip() for name in entry.split("|") if name.strip()) for entry in written)
+def groups_of(written: Iterable[Dependency]) -> Groups:
+    names = (name for entry in written for name in ([entry] if isinstance(entry, str) else entry))
+    return tuple(tuple(part.strip() for part in name.split("|") if part.strip()) for name in names)
+
+
+def ends_awaited(step: StepPart) -> frozenset[str]:
+    """Return the dependencies of which any end is enough: `ended`, and nowhere in the list `ok` as well."""
+    strict = needs(groups_of(entry for entry in step.depends_on if isinstance(entry, str)))
+    return frozenset(needs(groups_of(step.depends_on)) - strict)
 
 
 def needs(groups: Groups) -> set[str]:
@@ -130,6 +137,8 @@ class PlannedStep:
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
     overtime: OvertimePolicy | None = None
     longest_ms: int | None = None  # the longest try, with overtime
+    is_finally: bool = False
+    any_end: frozenset[str] = frozenset()  # the dependencies of which any end is enough
 
     @property
     def worst_ms(self) -> int | None:
@@ -143,6 +152,8 @@ class Plan:
     critical_path: tuple[str, ...]
     worst_ms: int | None  # None if a step on the longest path has no limit
     clean_up_ms: int = 0
+    finally_ms: int = 0
+    finally_path: tuple[str, ...] = ()  # the longest chain of `finally` steps
 
     def step(self, step_id: str) -> PlannedStep:
         return next(step for step in self.steps if step.id == step_id)
@@ -175,7 +186,17 @@ def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile
         return [*needs(groups_of(step.depends_on)), *mentioned, *calls_of(workflow, name)]
 
     tagged = [name for name, step in workflow.steps.items() if not set(tags).isdisjoint(step.tags)]
-    return keep_steps(workflow, reach(tagged, find_needed))
+    kept = reach(tagged, find_needed)
+    return keep_steps(workflow, {**kept, **dict.fromkeys(_finally_without(workflow, workflow.steps.keys() - kept))})
+
+
+def _finally_without(workflow: WorkflowFile, gone: Collection[str]) -> list[str]:
+    """Return the `finally` steps that use none of the steps that are left out."""
+
+    def uses(name: str) -> set[str]:
+        return {each.name for _, text in texts_in(workflow.steps[name].model_dump()) for each in mentions(text)}
+
+    return [name for name in workflow.finally_ if uses(name).isdisjoint(set(gone) - set(workflow.finally_))]
 
 
 def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
@@ -184,6 +205,11 @@ def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
     if not gone:
         return workflow
     written["steps"] = {name: step for name, step in written["steps"].items() if name in names}
+    if workflow.finally_:
+        written["finally"] = [name for name in workflow.finally_ if name in names]
+        for name in written["finally"]:
+            kept = [entry for entry in workflow.steps[name].depends_on if needs(groups_of([entry])) <= {*names}]
+            written["steps"][name] = {**written["steps"][name], "depends_on": kept}
     if workflow.outputs:
         written["outputs"] = {
             name: template
@@ -242,8 +268,10 @@ UNDECLARED_SHARE = 10
 
 
 def clean_up_steps(workflow: WorkflowFile) -> frozenset[str]:
+    """Return the steps that an `on_fail` runs, without those of `finally`, which have their own time."""
     reactions = [step.on_fail for step in workflow.steps.values()] + [workflow.defaults.on_fail]
-    return frozenset(name for reaction in reactions if reaction is not None for name in reaction.run)
+    named = (name for reaction in reactions if reaction is not None for name in reaction.run)
+    return frozenset(named) - frozenset(workflow.finally_)
 
 
 def clean_up_wants_ms(step: StepPart, own_ms: int | None) -> int | None:
@@ -260,6 +288,54 @@ def kept_for_clean_up_ms(workflow: WorkflowFile, run_ms: int) -> int:
         wants = clean_up_wants_ms(workflow.steps[name], step_timeout_ms(workflow, workflow.steps[name]))
         kept = max(kept, run_ms // UNDECLARED_SHARE if wants is None else min(wants, run_ms // CLEAN_UP_SHARE))
     return kept
+
+
+def finally_needs_ms(workflow: WorkflowFile, name: str, run_ms: int) -> int:
+    """Return the time that is kept for one `finally` step: all of its tries, or a tenth of the run's if undeclared."""
+    step = workflow.steps[name]
+    wants_ms = clean_up_wants_ms(step, step_timeout_ms(workflow, step))
+    retry, tries = retry_of(workflow, step), most_tries(workflow, step)
+    pauses_ms = 0 if retry is None else sum(retry.backoff.longest_ms(number) for number in range(1, tries))
+    return run_ms // UNDECLARED_SHARE if wants_ms is None else tries * wants_ms + pauses_ms
+
+
+@value
+class FinallyReserve:
+    """The time that a run keeps for its `finally` steps: their longest chain."""
+
+    ms: int = 0
+    path: tuple[str, ...] = ()
+    behind_ms: Mapping[str, int] = field(default_factory=dict)  # by step, what those that wait for it still need
+
+
+NO_FINALLY = FinallyReserve()
+
+
+def finally_reserve(workflow: WorkflowFile, run_ms: int | None) -> FinallyReserve:
+    """Return the reserve inside a limit of the run; without a limit there is none."""
+    if not run_ms or not workflow.finally_:
+        return NO_FINALLY
+    graph = {name: groups for name, groups in graph_of(workflow).items() if name in workflow.finally_}
+    callers = {name: set(needs(groups)) for name, groups in graph.items()}
+    for name in graph:
+        for called in calls_of(workflow, name):
+            callers.get(called, set()).add(name)  # a step that an `on_fail` runs comes after its caller
+    order = order_of({name: tuple((other,) for other in sorted(others)) for name, others in callers.items()})
+    behind: dict[str, int] = dict.fromkeys(graph, 0)
+    path: dict[str, tuple[str, ...]] = {}
+    needed = {name: finally_needs_ms(workflow, name, run_ms) for name in graph}
+    for name in reversed(order):
+        after = [other for other in order if name in callers[other]]
+        longest = max(after, key=lambda other: needed[other] + behind[other], default=None)
+        behind[name] = 0 if longest is None else needed[longest] + behind[longest]
+        path[name] = (name, *(() if longest is None else path[longest]))
+    first = max(order, key=lambda name: needed[name] + behind[name], default=None)
+    if first is None:  # they wait for each other
+        return NO_FINALLY
+    chain_ms, slots = needed[first] + behind[first], workflow.max_parallelism
+    if len(order) > slots:  # the others wait for slots: the longest that any order of starts takes
+        chain_ms += (sum(needed.values()) - chain_ms) // slots + 1
+    return FinallyReserve(chain_ms, path[first], behind)
 
 
 def retry_of(workflow: WorkflowFile, step: StepPart) -> StepRetry | None:
@@ -293,22 +369,29 @@ def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
 def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
     """Return the plan of a workflow. The shorter of `timeout_ms` and the file's limit holds."""
     run_ms = run_timeout_ms(workflow, timeout_ms)
-    kept_ms = 0 if run_ms is None else kept_for_clean_up_ms(workflow, run_ms)
-    clean_up = clean_up_steps(workflow)
+    kept = finally_reserve(workflow, run_ms)
+    before_finally_ms = None if run_ms is None else max(1, run_ms - kept.ms)
+    kept_ms = 0 if before_finally_ms is None else kept_for_clean_up_ms(workflow, before_finally_ms)
+    clean_up, last_steps = clean_up_steps(workflow), frozenset(workflow.finally_)
     graph = graph_of(workflow)
     planned: dict[str, PlannedStep] = {}
     through: dict[str, str | None] = {}
     # Steps on or behind a cycle come last, so that `check` sees their limits too.
-    for step_id in dict.fromkeys([*order_of(graph), *graph]):
+    for step_id in sorted(dict.fromkeys([*order_of(graph), *graph]), key=last_steps.__contains__):
         step = workflow.steps[step_id]
         own_ms = step_timeout_ms(workflow, step)
         retry = retry_of(workflow, step)
         attempts = most_tries(workflow, step)
         delays = 0 if retry is None else sum(retry.backoff.longest_ms(number) for number in range(1, attempts))
         before = [planned[name] for name in needs(graph[step_id]) if name in planned]
+        if step_id in last_steps and not before:
+            before = [step for step in planned.values() if step.id not in last_steps]
         starts = _latest([other.ends_ms for other in before])
         through[step_id] = max(before, key=_by_end).id if before else None
-        has_ms = None if run_ms is None else run_ms if step_id in clean_up else run_ms - kept_ms
+        has_ms = before_finally_ms
+        if run_ms is not None and has_ms is not None:
+            left_ms = has_ms if step_id in clean_up else has_ms - kept_ms
+            has_ms = max(1, run_ms - kept.behind_ms.get(step_id, 0)) if step_id in last_steps else left_ms
         inside_ms = None if has_ms is None else has_ms - reserve_ms_for(has_ms)
         soft, wind_down = step_clock_ms(workflow, step, "soft"), step_clock_ms(workflow, step, "wind_down")
         policy = _readable_overtime(workflow, step)
@@ -331,13 +414,15 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
             DEFAULT_WIND_DOWN_MS if wind_down is None else wind_down,
             policy,
             longest,
+            step_id in last_steps,
+            ends_awaited(step),
         )
     last = max(planned.values(), key=_by_end) if planned else None
     path = [] if last is None else [last.id]
     while path and (before_it := through[path[-1]]) is not None:
         path.append(before_it)
     worst_ms = 0 if last is None else last.ends_ms
-    return Plan(run_ms, tuple(planned.values()), tuple(reversed(path)), worst_ms, kept_ms)
+    return Plan(run_ms, tuple(planned.values()), tuple(reversed(path)), worst_ms, kept_ms, kept.ms, kept.path)
 
 
 def _readable_overtime(workflow: WorkflowFile, step: StepPart) -> OvertimePolicy | None:

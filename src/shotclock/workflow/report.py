@@ -68,6 +68,7 @@ class ReportedStep:
     attempts: int = 0
     loops: int = 0
     continues: bool = False  # the run continues after its failure
+    is_finally: bool = False
     reason: str | None = None
     cause: str | None = None
     error: dict[str, Any] | None = None
@@ -243,6 +244,7 @@ def _make_step(name: str, record: Mapping[str, Any], planned: PlannedStep | None
         "status": Status(record.get("status", Status.PENDING)),
         "depends_on": () if planned is None else planned.groups,
         "is_per_item": planned is not None and planned.is_per_item,
+        "is_finally": planned is not None and planned.is_finally,
         "timeout_ms": record.get("timeout_ms") or None,
         "clock": _make_clock(clock) if isinstance(clock, dict) else None,
     }
@@ -274,6 +276,8 @@ def _critical_path(steps: Mapping[str, ReportedStep], callers: Mapping[str, Coll
         path.append(last.id)
         start_ms = last.started_ms or 0
         waited_for = {*needs(last.depends_on), *callers.get(last.id, ())} & ran.keys()
+        if last.is_finally and not waited_for:
+            waited_for = {name for name, step in ran.items() if not step.is_finally}
         before = [ran[name] for name in waited_for if (ran[name].ended_ms or 0) <= start_ms]
         last = max(before, key=lambda step: step.ended_ms or 0, default=None)
     return tuple(reversed(path))
@@ -297,6 +301,8 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
         return reasons.get(step.reason, step.reason)
     if step.status is Status.RUNNING and cut_off:
         return "it ran when its process died"
+    if step.status is Status.PENDING and step.is_finally and not step.depends_on:
+        return "waits for the end of all other steps"
     if step.status is Status.PENDING:
         waits = [
             group for group in step.depends_on if not any(name in steps and _has_passed(steps[name]) for name in group)
@@ -438,7 +444,7 @@ def to_markdown(report: Report) -> str:
     for step in report.steps:
         cells = (
             MARKS[step.status],
-            _code(step.id),
+            _code(step.id) + (" (finally)" if step.is_finally else ""),
             WORDS[step.status] + (", may fail" if step.continues and step.status.is_bad else ""),
             "" if step.duration_ms is None else brief(step.duration_ms),
             *(["" if step.p95_ms is None else brief(step.p95_ms)] if has_p95 else []),
@@ -498,9 +504,8 @@ def to_junit(report: Report) -> str:
 
 
 def _case(report: Report, step: ReportedStep) -> Element:
-    case = xml.Element(
-        "testcase", name=_text(step.id), classname=_text(report.name), time=_seconds(step.duration_ms or 0)
-    )
+    group = f"{report.name}.finally" if step.is_finally else report.name
+    case = xml.Element("testcase", name=_text(step.id), classname=_text(group), time=_seconds(step.duration_ms or 0))
     reason = step.why or WORDS[step.status]
     if step.status is Status.SKIPPED or step.status is Status.PENDING:
         _add(case, "skipped", reason, step.reason or step.status.value)

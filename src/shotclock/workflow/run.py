@@ -35,11 +35,21 @@ from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
 from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Store, prune_in_passing
+from .finally_steps import has_begun
 from .lint import identity, inner_workflow
-from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, most_tries, run_timeout_ms
+from .plan import (
+    clean_up_steps,
+    finally_reserve,
+    is_per_item,
+    kept_for_clean_up_ms,
+    may_run_again,
+    most_tries,
+    on_demand,
+    run_timeout_ms,
+)
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
 from .scheduler import RunLimits, Scheduler
-from .schema import WorkflowFile, check_inputs, find_unset_variables
+from .schema import WorkflowFile, check_inputs, failure_reaction, find_unset_variables
 from .state import (
     CANCEL,
     JsonObject,
@@ -237,6 +247,7 @@ def _resume_states(
 ) -> dict[str, StepState]:
     """Return the states of a resumed run. A step that was cut off runs again only if that is harmless."""
     resumed = {}
+    is_finishing = has_begun(states)  # then no other step starts any more
     for step_id, state in states.items():
         step, items = workflow.steps[step_id], None
         if is_per_item(workflow, step) and not state.status.is_final:
@@ -246,7 +257,7 @@ def _resume_states(
         elif state.status is Status.RUNNING:
             only_waited = not step.for_each and step.matrix is None and _only_waited(store, run, step, state)
             state = state.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
-        elif state.status is Status.SKIPPED:
+        elif state.status is Status.SKIPPED and (state.is_finally or not is_finishing):
             state = state.fresh()
         resumed[step_id] = state
     return resumed
@@ -356,7 +367,9 @@ class _Run:
                 runtime, providers = outer.runtime, outer.providers
                 inbox, person_wait = outer.inbox, outer.person_wait
             limit_ms = self.began.budget_ms or self.call.bound.limit_ms
-            self.kept_ms = kept_for_clean_up_ms(request.workflow, limit_ms)
+            last = finally_reserve(request.workflow, limit_ms)
+            clean_up_ms = kept_for_clean_up_ms(request.workflow, max(0, limit_ms - last.ms))
+            self.kept_ms = clean_up_ms + last.ms
             redaction = redaction_for(request.workflow, environment)
             self._logs = RunLogs(self.store.home, request.run_id, redaction, self.caller.on_output)
             yield RunContext(
@@ -371,7 +384,7 @@ class _Run:
                 inbox=inbox,
                 person_wait=person_wait,
                 slots=ParallelSlots(request.workflow.max_parallelism, None if outer is None else outer.slots),
-                deadlines=Deadlines(self.call.bound.bell, self.kept_ms, clean_up_steps(request.workflow)),
+                deadlines=Deadlines(self.call.bound.bell, clean_up_ms, clean_up_steps(request.workflow), last),
                 environment=environment,
                 base_env={name: value for name, value in environment.items() if not looks_secret(name)},
                 redaction=redaction,
@@ -411,6 +424,7 @@ class _Run:
         if person_wait.parked.done():  # while this nested run was prepared
             scheduler.park()
         elif is_stopped_before:
+            scheduler.stop()
             scheduler.stop_at_once(clean_up=self.caller.cleans_up)
         person_wait.schedulers.append(scheduler)
         working = asyncio.ensure_future(scheduler.run())
@@ -636,6 +650,8 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
         return read_envelope(run.envelope)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     for step_id, step in workflow.steps.items():
+        if step_id in workflow.finally_ and refusal is None:
+            continue  # it continues below, and so do the runs inside it
         why = refusal or (f"it needs the variables of step {step_id} around it" if step.env else None)
         for name in _names_inside(workflow, step_id, states.get(step_id)):
             for inner in await asyncio.to_thread(store.runs.list_inside, run_id, name):
@@ -655,14 +671,13 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     call = _admit(request, 0, TraceContext(run.trace_id))
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop.set_result(CANCEL)
-    begun = _clean_up_of(workflow, (name for name, state in recorded.items() if state.has_begun))
-    cut_off = _clean_up_of(workflow, (name for name, state in recorded.items() if state.status is Status.INTERRUPTED))
-    has_run = {*begun, *(name for name, state in recorded.items() if state.status.is_final)}
-    unrun = [name for name in cut_off if name not in has_run]
-    for missing, reason in ((unrun, "its step was interrupted, and is not safe to run twice"), (begun, refusal)):
-        if missing and reason is not None:
-            message = f"{', '.join(missing)} did not run: {reason}"
-            call.warnings += (warning("CLEAN_UP_MISSING", message, steps=missing),)
+    cut_off = (name for name, state in recorded.items() if state.has_begun or state.is_newly_interrupted)
+    ended = {name for name, state in recorded.items() if state.status.is_final}
+    last = [name for name in workflow.finally_ if name not in on_demand(workflow)]
+    missing = [name for name in (*_clean_up_of(workflow, cut_off), *last) if name not in ended]
+    if missing and refusal is not None:
+        message = f"{', '.join(missing)} did not run: {refusal}"
+        call.warnings += (warning("CLEAN_UP_MISSING", message, steps=missing),)
     caller = RunCaller(stop, cleans_up=refusal is None)
     return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 
@@ -678,7 +693,7 @@ def _names_inside(workflow: WorkflowFile, step_id: str, state: StepState | None)
 
 
 def _clean_up_of(workflow: WorkflowFile, names: Iterable[str]) -> list[str]:
-    reactions = (workflow.steps[name].on_fail or workflow.defaults.on_fail for name in names)
+    reactions = (failure_reaction(workflow, name) for name in names)
     return list(dict.fromkeys(name for reaction in reactions if reaction is not None for name in reaction.run))
 
 

@@ -17,6 +17,7 @@ from ..core.proposal import Proposal
 from ..core.value_types import field, value
 from ..core.visible_text import Redaction
 from ..providers.provider import ForeignProposal, Providers
+from .plan import NO_FINALLY, FinallyReserve
 from .schema import WorkflowFile
 from .state import JsonObject, StepState
 from .step_log import RunLogs
@@ -199,12 +200,19 @@ class PersonWait:
 
 
 class Deadlines:
-    """The deadlines of the steps of a run: clean-up may use all of the run's time, other steps a little less."""
+    """The deadlines of the steps of a run, each earlier than the next: of work, of clean-up, and of `finally` steps."""
 
-    def __init__(self, bell: Deadline | None, kept_ms: int, clean_up: frozenset[str]) -> None:
-        self._run = self._clean_up_by = bell
-        self._work = bell if bell is None or not kept_ms else Deadline(bell.at_ns - kept_ms * NS_PER_MS)
+    def __init__(
+        self, bell: Deadline | None, kept_ms: int, clean_up: frozenset[str], last: FinallyReserve = NO_FINALLY
+    ) -> None:
+        self._run = bell
+        self._clean = self._clean_up_by = _before(bell, last.ms)
+        self._work = _before(self._clean, kept_ms)
         self._clean_up = clean_up
+        self._last = last
+        self._last_by: dict[str, Deadline | None] = {}
+        self._end: Deadline | None = None
+        self._is_last = False
         self._fired: list[Deadline] = []
 
     @property
@@ -212,45 +220,80 @@ class Deadlines:
         return 0 if self._run is None or self._work is None else (self._run.at_ns - self._work.at_ns) // NS_PER_MS
 
     def of(self, step_id: str) -> Deadline | None:
+        if self._is_last:
+            return self._last_by.get(step_id, self._end)
         return self._clean_up_by if step_id in self._clean_up else self._work
 
     def note_fired(self, fired: Fired | None) -> bool:
         """Note a limit that stopped a step. Return whether it is a deadline of the run itself."""
         source = None if fired is None else fired.source
-        if source is None or (source is not self._run and source is not self._work):
+        if source is None:
             return False
-        self._fired.append(source)
-        return True
+        if any(source is own for own in (*self._tiers, self._end, *self._last_by.values())):
+            self._fired.append(source)
+            return True
+        return False
 
     def note_cut_short(self, step_id: str) -> None:
-        deadline = self._run if step_id in self._clean_up else self._work
+        deadline = self._run if self._is_last else self._clean if step_id in self._clean_up else self._work
         if deadline is not None:
             self._fired.append(deadline)
+
+    @property
+    def _tiers(self) -> tuple[Deadline | None, ...]:
+        return self._work, self._clean, self._run
 
     @property
     def have_fired(self) -> bool:
         return bool(self._fired)
 
     def may_start(self, step_id: str) -> bool:
-        """Return whether a step may start: not after the run's deadline stopped another one. Clean-up may."""
-        return not any(deadline is self._run or step_id not in self._clean_up for deadline in self._fired)
+        """Return whether a step may start: not after the run's deadline stopped another one. Clean-up may, and what
+        runs last."""
+        if self._is_last:
+            return True  # each has its own part of the time
+        return not any(deadline is self._clean or step_id not in self._clean_up for deadline in self._fired)
 
     def move(self, bell: Deadline) -> dict[int, Deadline]:
         """Move the deadline of the run. Return the new deadlines by the ids of the old objects."""
-        if self._run is None or self._work is None:
+        if self._run is None or self._work is None or self._clean is None:
             return {}
-        later = Deadline(bell.at_ns - (self._run.at_ns - self._work.at_ns)) if self._work is not self._run else bell
-        became = {id(self._run): bell, id(self._work): later}
-        if self._clean_up_by is self._run:
-            self._clean_up_by = bell
-        self._run, self._work = bell, later
+        by_ns, before = bell.at_ns - self._run.at_ns, self._tiers
+        clean = bell if self._clean is self._run else Deadline(self._clean.at_ns + by_ns)
+        work = clean if self._work is self._clean else Deadline(self._work.at_ns + by_ns)
+        became = {id(old): new for old, new in zip(before, (work, clean, bell), strict=True)}
+        for name, old in self._last_by.items():
+            if old is not None:
+                self._last_by[name] = became.setdefault(id(old), Deadline(old.at_ns + by_ns))
+        if self._end is not None:
+            self._end = became.setdefault(id(self._end), Deadline(self._end.at_ns + by_ns))
+        if self._clean_up_by is self._clean:
+            self._clean_up_by = clean
+        self._work, self._clean, self._run = work, clean, bell
         return became
 
     def begin_clean_up(self, now_ns: int, limit_ms: int = CLEAN_UP_LIMIT_MS) -> None:
         """Bound the clean-up of a stopped run, also if the run itself has no limit."""
         by = Deadline.after_ms(now_ns, limit_ms)
-        if self._run is None or by.at_ns < self._run.at_ns:
+        if self._clean is None or by.at_ns < self._clean.at_ns:
             self._clean_up_by = by
+
+    def begin_finally(self, now_ns: int) -> None:
+        """Fix the deadlines of the `finally` steps. They have their reserve also if the others ended too late."""
+        end = self._run if self._clean_up_by is self._clean else self._clean_up_by
+        least = Deadline.after_ms(now_ns, self._last.ms)
+        if end is not None and end.at_ns < least.at_ns:
+            end = least
+        self.end_finally_at(end)
+        self._last_by = {name: _before(end, behind_ms) for name, behind_ms in self._last.behind_ms.items()}
+
+    def end_finally_at(self, end: Deadline | None) -> None:
+        """Give the `finally` steps a deadline that was fixed elsewhere: by the workflow, for a worker."""
+        self._is_last, self._end = True, end
+
+
+def _before(deadline: Deadline | None, by_ms: int) -> Deadline | None:
+    return deadline if deadline is None or not by_ms else Deadline(deadline.at_ns - by_ms * NS_PER_MS)
 
 
 @value

@@ -129,15 +129,23 @@ class WorkflowFile(Part):
     outputs: dict[str, str] = field(default={})
     tools: dict[str, ToolPart] = field(default={})
     steps: dict[StepId, Step] = field(min_length=1, keys=("steps", "checks"))
+    finally_: list[str] = field(default=[], keys=("finally",))
+    """The names of the steps that run last. The loader puts the steps of `finally` into `steps`."""
     defaults: DefaultsPart = DefaultsPart()
     id: str | None = None
     """The name of its tool in a file that imports it."""
 
 
+def failure_reaction(workflow: WorkflowFile, name: str) -> Reaction | None:
+    """Return the `on_fail` of a step. A `finally` step has only its own: that of `defaults` runs other steps."""
+    own = workflow.steps[name].on_fail
+    return own if name in workflow.finally_ else own or workflow.defaults.on_fail
+
+
 def calls_of(workflow: WorkflowFile, name: str) -> list[str]:
     """Return the steps that `on_fail` and `on_success` of a step run or return to."""
     step = workflow.steps[name]
-    reactions = [each for each in (step.on_fail or workflow.defaults.on_fail, step.on_success) if each is not None]
+    reactions = [each for each in (failure_reaction(workflow, name), step.on_success) if each is not None]
     return [called for each in reactions for called in (*each.run, each.goto) if called is not None]
 
 
@@ -345,6 +353,7 @@ def json_schema() -> dict[str, Any]:
     for model in models:
         _also_called(model, definitions[model.__name__])
     schema["properties"]["steps"] = {"anyOf": [schema["properties"]["steps"], _list_schema(definitions)]}
+    schema["properties"]["finally"] = {**schema["properties"]["steps"], "title": "Finally"}
     _also_called(WorkflowFile, schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Shotclock workflow"}
 

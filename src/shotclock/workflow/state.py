@@ -83,6 +83,7 @@ class StepState:
     visit: int = 0
     calls: int = 0
     is_called: bool = False
+    is_finally: bool = False
     is_cut_short: bool = False
     proposal_id: str | None = None  # the approval that the step began with before the run was parked
     parts: list[JsonObject] = field(default_factory=list)
@@ -92,7 +93,8 @@ class StepState:
     cut_off_ms: int = 0  # used by the cut-off try, if the next one has only the rest
     was_paused: bool = False
     """It waited for a person or began again on resume, so `duration_ms` is not the time of its work."""
-    # Not recorded: known only while the step runs.
+    # Not recorded: known only while the step runs, or until the scheduler of a resumed run has reacted to its end.
+    is_newly_interrupted: bool = False
     try_began_ns: int = 0
     used_ms: int = 0
     earlier_effects: SideEffects = SideEffects.NONE
@@ -121,6 +123,7 @@ class StepState:
             calls=self.calls,
             continues=self.continues,
             is_called=self.is_called,
+            is_finally=self.is_finally,
         )
 
     def put_off(self) -> StepState:
@@ -151,7 +154,7 @@ class StepState:
             if not can_repeat and not only_waited:  # the try that was running was not counted
                 later.attempts, later.cut_off = later.attempts + 1, later.cut_off + 1
             return later
-        self.status = Status.INTERRUPTED
+        self.status, self.is_newly_interrupted = Status.INTERRUPTED, True
         self.attempts += 1
         message = "its process died while it ran, and it is not marked as safe to run twice (`idempotent`)"
         self.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
@@ -173,7 +176,8 @@ class StepState:
     def to_answer(self) -> JsonObject:
         values = zip(_SHOWN, _read_shown(self), strict=True)
         always = _ALWAYS_SHOWN if self.exit_code is None else {*_ALWAYS_SHOWN, "exit_code"}
-        return {name: value for name, value in values if value or name in always}
+        shown = {name: value for name, value in values if value or name in always}
+        return {**shown, "finally": True} if self.is_finally else shown
 
     def to_record(self) -> JsonObject:
         """Return the record: only the fields that differ from a fresh step, to keep the store small."""
@@ -191,10 +195,10 @@ class StepState:
         return cls(**fields)
 
 
-_UNRECORDED = ("try_began_ns", "used_ms", "earlier_effects")
+_UNRECORDED = ("is_newly_interrupted", "try_began_ns", "used_ms", "earlier_effects")
 _FIELDS = tuple(name for name in fields_of(StepState) if name not in _UNRECORDED)
 _UNSHOWN = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
-_UNSHOWN |= {"has_begun", "cut_off_ms", "was_paused"}
+_UNSHOWN |= {"is_finally", "has_begun", "cut_off_ms", "was_paused"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _UNSHOWN)
 _read_fields, _read_shown = attrgetter(*_FIELDS), attrgetter(*_SHOWN)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
@@ -436,17 +440,31 @@ def judge_run(
         outcome = Outcome(Ending.KILLED, problem, partial)
     elif call.winding_down is not None and (bad or was_cut):
         outcome = Outcome(Ending.CANCELLED, wound_down_problem(call), partial)
-    elif is_out_of_time or any(state.is_cut_short for state in states.values()):
+    elif _is_out_of_time(states, is_out_of_time=is_out_of_time):
         outcome = Outcome(Ending.KILLED, Problem("TIMEOUT", explain_limit(call, fired), fired=fired), data)
     elif bad:
         names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
         problem = Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}")
         outcome = Outcome(Ending.FINISHED, problem, data)
+    elif was_cut:  # its process died after it was stopped, and only its `finally` steps were left to run
+        unrun = [name for name, state in states.items() if state.reason is Reason.RUN_ENDED]
+        message = f"the run was stopped before {len(unrun)} of {len(states)} steps ran: {', '.join(unrun[:5])}"
+        outcome = Outcome(Ending.KILLED, Problem("INTERRUPTED", message), partial)
     else:
         outcome = Outcome(Ending.FINISHED, data=data)
     outcome.side_effects = effects_of(states.values())
     outcome.survivors = survivors_of(states.values())
     return outcome
+
+
+def _is_out_of_time(states: Mapping[str, StepState], *, is_out_of_time: bool) -> bool:
+    """Return whether the run's time is the cause of its end. A late `finally` step does not hide a failed step."""
+    before = [state for state in states.values() if not state.is_finally]
+    if any(state.is_cut_short for state in before):
+        return True
+    if any(state.is_cut_short for state in states.values()):
+        return not any(state.status.is_bad and not state.continues for state in before)
+    return is_out_of_time
 
 
 def explain_limit(call: Call, fired: Fired) -> str:

@@ -41,6 +41,7 @@ class VisibleNames:
     texts: Collection[str] = ()  # steps whose output is never a number
     axes: Collection[str] = ()  # the names in the combinations of a matrix
     is_command: bool = False
+    is_last: bool = False  # in a step of `finally`, which knows how the run has ended so far
     hints: dict[str, str] = field(default_factory=dict)  # where else a name can be used
 
 
@@ -122,10 +123,17 @@ def _check_member(head: str, name: str, visible: VisibleNames, mentions: list[tu
     elif head in ("matrix", "item") and visible.axes and name not in visible.axes:
         yield _unknown_member(f"{head}.{name}", name, visible.axes)
     elif head in _MEMBERS and name not in _MEMBERS[head]:
-        yield _unknown_member(f"{head}.{name}", name, _MEMBERS[head])
+        if head == "run" and name in _OF_ENDED_RUN:
+            if not visible.is_last:
+                hint = "a step of `finally` has it"
+                yield _finding("template/unknown-name", f"`run.{name}` is not known before the run's steps end", hint)
+        else:
+            yield _unknown_member(f"{head}.{name}", name, _MEMBERS[head])
 
 
 def _check_step_member(head: str, parts: list[str]) -> Iterator[Finding]:
+    if head == "run" and parts[0] == "failure" and len(parts) > 1 and parts[1] not in _MEMBERS["run.failure"]:
+        yield _unknown_member(f"run.failure.{parts[1]}", parts[1], _MEMBERS["run.failure"])
     if head == "steps" and len(parts) > 1 and parts[1] not in _MEMBERS["steps.NAME"]:
         yield _unknown_member(f"steps.{parts[0]}.{parts[1]}", parts[1], _MEMBERS["steps.NAME"])
 
@@ -264,9 +272,11 @@ _EVERYWHERE = frozenset({"outputs", "steps", "inputs", "env", "run"})
 # Members of names that every file has.
 _MEMBERS = {
     "run": ("id", "name"),
+    "run.failure": ("step", "code", "message"),
     "deadline": ("remaining",),
     "steps.NAME": ("status", "output", "error", "exit_code", "attempts", "partial"),
 }
+_OF_ENDED_RUN = ("status", "failure")
 _AROUND = frozenset(
     {"if", "for_each", "matrix", "transform", "fail_if"}
 )  # rendered before or after the tries of a step
@@ -332,7 +342,7 @@ def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Itera
             if path[0] in ("fail_if", "transform"):
                 texts_here = {*texts, "output"} if path[0] == "fail_if" and _is_printed(step) else texts
                 visible = replace(visible, names={*visible.names, "output"}, texts=texts_here)
-            visible = replace(visible, is_command=path == ("exec",))
+            visible = replace(visible, is_command=path == ("exec",), is_last=step_id in workflow.finally_)
             yield Written(("steps", step_id, *path), text, visible, path[0] in CONDITIONS)
     anywhere = replace(base, names={*_EVERYWHERE, "item", "index"}) if per_item else once
     if any(step.matrix is not None for step in workflow.steps.values()):
@@ -388,6 +398,10 @@ def _templates_in(path: Path_, value: Any) -> Iterator[tuple[Path_, str]]:
 def _before(workflow: WorkflowFile) -> dict[str, set[str]]:
     """Return, by step, the steps that have ended when it starts: those it waits for and those that call it."""
     before = {name: needs(groups) for name, groups in graph_of(workflow).items()}
+    if workflow.finally_:
+        last = frozenset(workflow.finally_)
+        others = workflow.steps.keys() - last
+        before |= {name: needs_ | others if name in last else needs_ for name, needs_ in before.items()}
     for name, callers in callers_of(workflow).items():
         before.setdefault(name, set()).update(callers)
     return before
@@ -414,7 +428,7 @@ _FOREIGN_NAMES = {
     "Math": "use filters: `round`, `abs`, `max`, `min`",
     "process": "the environment is `env`",
     "secrets": "the environment is `env`; a step asks for a secret by its own `env`",
-    "always": "to run a step after a failed one, set `continue_on_failure` on the one that may fail",
+    "always": "to run a step after any end of another, write `depends_on: {NAME: ended}`, or put it into `finally`",
     "args": "`args` is there in the `exec` and `stdin` of a tool",
     "arguments": "`arguments` is there in the `exec` and `stdin` of a tool",
     "output": "`output` is there in `fail_if` and `transform`; the output of another step is `outputs.NAME`",
