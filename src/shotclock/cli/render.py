@@ -237,6 +237,9 @@ def _plan(data: Any, console: Console) -> None:
         worst, limit = _clock(data["worst_case_ms"], "no end in sight"), _clock(data["run_timeout_ms"])
         path = " → ".join(data["critical_path"])
         console.print(f"\nat worst {worst} along {path}; the run has {limit}")
+        if (concurrency := data.get("concurrency")) is not None:
+            group = one_line(concurrency["group"], 100)
+            console.print(f"one run at a time in group {group} ({concurrency['on_conflict']})", markup=False)
     if data["findings"]:
         _findings(data, console)
 
@@ -361,7 +364,9 @@ def _run(data: Any, console: Console) -> None:
     if data["why"]:
         _print(console, Text(f"  {one_line(data['why'], 500)}", COLOURS[status]))
     counts = ", ".join(f"{count} {WORDS[Status(name)]}" for name, count in data["counts"].items())
-    _print(console, Text(f"  {counts}; run {one_line(data['run_id'], 80)}\n", "bright_black"))
+    group = (data["concurrency"] or {}).get("group")
+    in_group = f"; group {one_line(group, 80)}" if group else ""
+    _print(console, Text(f"  {counts}; run {one_line(data['run_id'], 80)}{in_group}\n", "bright_black"))
     steps = _worth_showing(data["steps"], set(data["critical_path"]))
     names = min(28, max((len(one_line(step["id"], 28)) for step in steps), default=0))
     end_ms = max(data["duration_ms"], 1)

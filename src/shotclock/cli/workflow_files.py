@@ -41,6 +41,8 @@ def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
     broken = any(finding.rule in ("graph/cycle", "graph/missing-dependency") for finding in findings)
     if loaded.workflow is not None and not broken:
         data |= _describe_plan(plan_of(loaded.workflow, timeout_ms=run_timeout_ms))
+        if (concurrency := loaded.workflow.concurrency) is not None:
+            data["concurrency"] = {"group": concurrency.group, "on_conflict": concurrency.on_conflict}
         data["repositories"] = _find_repositories(loaded.workflow, loaded.source.folder)
     return judge(loaded, findings, data)
 

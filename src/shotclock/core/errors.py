@@ -348,6 +348,7 @@ _WARNINGS: dict[str, str] = {
     "NOT_TOLD": "The watcher of the run could not be reached any more; the run continued.",
     "NOT_WRITTEN_DOWN": "The end of the run is not in the store, only in this answer.",
     "STORE_NOT_SHRUNK": "What was deleted is gone, but its room on the disk was not given back; try again later.",
+    "RUN_REPLACED": "A newer run of the group has cancelled this one and takes its place.",
     "LOOP_CAP": "A step sent the run back too often; the run continues without it.",
     "REPLAYED": "This call was answered before; nothing ran again.",
     "RESULT_CHANGED": "Part of the result was converted for JSON; context.changes lists the places.",

@@ -27,6 +27,7 @@ from ..core.value_types import as_dict, replace, value
 from .audit import Audit, Tokens
 from .calls import Calls
 from .database import Database, Transaction, decode_process, open_alone
+from .groups import GroupPlaces
 from .home import FILE_NAME, StoreBusy, StoreUnusable, make_private_directory, state_home
 from .idempotency import IdempotencyKeys, Locks
 from .jobs import Checkpoints, Jobs
@@ -67,6 +68,7 @@ class Store(contextlib.AbstractContextManager["Store"]):
         self.audit = Audit(database)
         self.calls = Calls(database)
         self.checkpoints = Checkpoints(database)
+        self.groups = GroupPlaces(database)
         self.idempotency = IdempotencyKeys(database)
         self.jobs = Jobs(database)
         self.locks = Locks(database)

@@ -108,6 +108,15 @@ class Report:
     error: dict[str, Any] | None = None
     outputs: Any = None
     warnings: tuple[dict[str, Any], ...] = ()  # without those of its steps
+    concurrency: dict[str, Any] | None = None  # its group, and how long it waited for that
+
+    @property
+    def group(self) -> str:
+        """The group of the run in words, or nothing."""
+        if self.concurrency is None:
+            return ""
+        waited_ms = self.concurrency["waited_ms"]
+        return self.concurrency["group"] + (f", waited {brief(waited_ms)}" if waited_ms else "")
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -200,6 +209,7 @@ def report_of(
         error,
         data.get("outputs") if isinstance(data, dict) else None,
         tuple((run.envelope or {}).get("warnings") or ()),
+        run.concurrency,
     )
 
 
@@ -314,6 +324,9 @@ def why_failed(error: Mapping[str, Any]) -> str:
 
 def news_in_words(news: Mapping[str, Any]) -> str:
     """Return a decision about the time of a step or a run, in words."""
+    if news["event"] == "waiting":
+        is_parked = ", which is parked" if news["is_parked"] else ""
+        return f"waits for run {news['for_run']} of group {news['group']}{is_parked}"
     because = f": {news['reason']}" if news.get("reason") else ""
     if news["event"] == "wind_down":
         return f"winds down within {brief(news['within_ms'])}{because}"
@@ -432,6 +445,8 @@ def to_markdown(report: Report) -> str:
     of = "" if report.budget_ms is None else f" of {brief(report.budget_ms)}"
     counts = ", ".join(f"{count} {WORDS[status]}" for status, count in report.counts.items())
     lines += [f"{took}{of} · {counts} · run {_code(report.run_id)}", ""]
+    if report.group:
+        lines += [f"group {_code(report.group)}", ""]
     has_p95 = any(step.p95_ms is not None for step in report.steps)  # a column of its own, only where there is history
     lines.append(f"| | step | status | took |{' p95 |' * has_p95} budget | tries | |")
     lines.append(f"|---|---|---|---:|{'---:|' * has_p95}---:|---:|---|")

@@ -279,3 +279,4 @@ class RunContext:
     logs: RunLogs | None = None
     record_item: RecordItem | None = None  # None if only whole steps are recorded
     json_limit: int | None = None
+    runs: tuple[str, ...] = ()  # those of `files`
