@@ -197,7 +197,8 @@ class _GroupWait:
         bell = call.bound.bell
         left_ms = None if bell is None else bell.remaining_ms(monotonic_ns())
         if left_ms is not None and left_ms <= 0:
-            message = f"run {blocker.run} has group {self._group!r}, and the time of this run is over; {self._request.nothing}"
+            over = f"the time of this run is over; {self._request.nothing}"
+            message = f"run {blocker.run} has group {self._group!r}, and {over}"
             hint = "allow the run more time: the wait for its group counts"
             raise self._failure("QUEUE_TIMEOUT", message, blocker, hint)
         pause_s = LOOK_S if left_ms is None else min(LOOK_S, left_ms / 1000)
