@@ -36,6 +36,7 @@ from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
 from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Store, prune_in_passing
+from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit
 from .concurrency import GroupRequest, enter_group
 from .lint import identity, inner_workflow
 from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, most_tries, run_timeout_ms
@@ -245,7 +246,9 @@ class _Beginning:
 
 def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
     errors = [
-        {"field": ".".join(path), "message": message} for path, message in find_unset_variables(workflow, environment)
+        {"field": ".".join(path), "message": message}
+        for find in (find_unset_variables, find_wrong_limit)
+        for path, message in find(workflow, environment)
     ]
     if errors:
         message = "; ".join(dict.fromkeys(error["message"] for error in errors))
@@ -401,6 +404,7 @@ class _Run:
                 on_change=self.caller.on_change,
                 on_news=self.caller.on_news,
                 logs=self._logs,
+                artifacts=RunArtifacts(self.store.home, request.run_id, read_limit(environment), self.recorded),
                 record_item=self._record_item,
             )
 
@@ -488,6 +492,9 @@ class _Run:
             data["outputs"] = outputs
         if self.began.concurrency is not None:
             data["concurrency"] = self.began.concurrency
+        kept = {name: state.artifacts for name, state in states.items()}
+        if (artifacts := describe_artifacts(self.store.home, run_id, kept)) is not None:
+            data["artifacts"] = artifacts
         is_out_of_time = context.deadlines.have_fired
         outcome = judge_run(self.call, states, data, ended_by, self._find_fired(), is_out_of_time=is_out_of_time)
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
