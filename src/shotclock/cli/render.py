@@ -20,7 +20,7 @@ from ..core.clocks import LATEST_MS, WallTime, format_duration
 from ..core.visible_text import one_line, visible
 from ..process.clock import wall_time
 from ..store.calls import PENDING, RUNNING, SUCCEEDED, UNKNOWN, WAITING
-from ..workflow.report import MARKS, WORDS, brief, news_in_words
+from ..workflow.report import MARKS, WORDS, artifacts_in_words, brief, news_in_words
 from ..workflow.state import Status
 from ..wrap.rules import annotations_of
 from .output import describe_page
@@ -380,6 +380,9 @@ def _run(data: Any, console: Console) -> None:
             _print(console, Text(f"    ◔ +{brief(news['at_ms'])} {one_line(news_in_words(news), 200)}", "yellow"))
     if len(steps) < len(data["steps"]):
         _print(console, Text(f"\n  {len(data['steps']) - len(steps)} more steps; --html FILE shows them all"))
+    if data["artifacts"] is not None:
+        words, folder = artifacts_in_words(data["artifacts"]), visible(data["artifacts"]["folder"])
+        console.print(Text(f"\n  {words}: {folder}"), soft_wrap=True)
     for name in ("html", "output_file"):
         if name in data:
             console.print(Text(f"\n{describe_page(data, name)}"), soft_wrap=True)  # whole, to be copied

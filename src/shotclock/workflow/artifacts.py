@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from ..process.clock import monotonic_ns
 from ..providers.provider import ArtifactPath
 from ..store.home import make_private_directory
 from ..store.store import ARTIFACTS_FOLDER, log_name, parse_size
+from .report import ReportedStep
 from .schema import WorkflowFile
 from .state import JsonObject, StepState
 
@@ -88,14 +89,19 @@ def find_wrong_limit(workflow: WorkflowFile, environment: Mapping[str, str]) -> 
             yield (VARIABLE,), str(error)
 
 
-def describe_artifacts(home: Path, run_id: str, steps: Mapping[str, Sequence[JsonObject]]) -> JsonObject | None:
+def describe_artifacts(home: Path, run_id: str, of_steps: Iterable[Sequence[JsonObject]]) -> JsonObject | None:
     """Return the folder of a run with the number and the size of its files; None if it has none."""
-    found = [artifact for artifacts in steps.values() for artifact in artifacts]
+    found = [artifact for artifacts in of_steps for artifact in artifacts]
     if not found:
         return None
-    folder = run_folder(home, run_id)
     size = sum(artifact["bytes"] for artifact in found)
-    return {"folder": str(folder), "files": len(found), "bytes": size, "is_deleted": not folder.is_dir()}
+    return {"folder": str(run_folder(home, run_id)), "files": len(found), "bytes": size}
+
+
+def find_artifacts(home: Path, run_id: str, steps: Iterable[ReportedStep]) -> JsonObject | None:
+    """Return the same for a report, and whether the folder was deleted: that of an old run is before the run."""
+    described = describe_artifacts(home, run_id, (step.artifacts for step in steps))
+    return described and {**described, "is_deleted": not os.path.isdir(described["folder"])}
 
 
 class RunArtifacts:
@@ -103,6 +109,7 @@ class RunArtifacts:
 
     def __init__(self, home: Path, run_id: str, limit_bytes: int, recorded: Mapping[str, StepState]) -> None:
         self._folder = run_folder(home, run_id)
+        self.home = os.path.realpath(home)
         self._limit = limit_bytes
         self._lock = threading.Lock()
         self._used = {name: sum(each["bytes"] for each in state.artifacts) for name, state in recorded.items()}
@@ -220,6 +227,8 @@ class _Search:
             inside = _inside(real, root)
             if inside is None:
                 raise _LeftOut("it leads out of the working directory")
+            if _inside(real, self._run.home) is not None:
+                raise _LeftOut("it belongs to the store of shotclock")
             target = self._run.path_of(name, path)
             size, digest = self._copy(root_fd, inside, target)
         except _LeftOut as why:
@@ -290,7 +299,10 @@ class _Search:
                 yield from self._match(root, folder, rest or ["*"])
         elif not _MAGIC.intersection(first):
             path = os.path.join(base, first)
-            if os.path.lexists(os.path.join(root, path)):
+            whole = os.path.join(root, path)
+            if os.path.islink(whole) and _inside(os.path.realpath(whole), root) is None:
+                yield os.path.join(path, *rest)  # left out, with the reason
+            elif os.path.lexists(whole):
                 yield from self._match(root, path, rest)
         else:
             for entry in self._scan(root, base):
@@ -327,6 +339,7 @@ class _Search:
         try:
             with os.scandir(os.path.join(root, folder)) as entries:
                 found = sorted(entries, key=lambda entry: entry.name)
+                found = [entry for entry in found if entry.path != self._run.home]  # a copy would contain itself
         except OSError:
             return []
         self._entries += len(found)

@@ -24,6 +24,7 @@ from .state import Reason, Status, without_mark
 if TYPE_CHECKING:
     from ..store.runs import StepRecord, StoredRun
 
+NAMES_SHOWN = 40  # artifacts in Markdown
 OUTPUT_SHOWN = 20_000  # characters of a step's output. All of it is in the envelope of the run
 MESSAGE_SHOWN = 2_000
 
@@ -75,6 +76,7 @@ class ReportedStep:
     warnings: list[dict[str, Any]] = field(default_factory=list)
     output: Any = None
     overtime: list[dict[str, Any]] = field(default_factory=list)  # decisions about its time while it ran
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
     printed: list[dict[str, Any]] = field(default_factory=list)
     """The ends of both streams of each try: `step` (an item has its own name), `try`, `stdout` and `stderr`."""
 
@@ -109,14 +111,15 @@ class Report:
     outputs: Any = None
     warnings: tuple[dict[str, Any], ...] = ()  # without those of its steps
     concurrency: dict[str, Any] | None = None  # its group, and how long it waited for that
+    artifacts: dict[str, Any] | None = None  # their folder, number and size, and whether they were deleted
 
     @property
     def group(self) -> str:
         """The group of the run in words, or nothing."""
         if self.concurrency is None:
             return ""
-        waited_ms = self.concurrency["waited_ms"]
-        return self.concurrency["group"] + (f", waited {brief(waited_ms)}" if waited_ms else "")
+        group, waited_ms = str(self.concurrency["group"]), self.concurrency["waited_ms"]
+        return f"{group}, waited {brief(waited_ms)}" if waited_ms else group
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -467,9 +470,25 @@ def to_markdown(report: Report) -> str:
             lines += ["", f"◔ {_code(step.id)} +{brief(news['at_ms'])}: {_code(news_in_words(news))}"]
     if len(report.critical_path) > 1:
         lines += ["", f"Longest way: {' → '.join(map(_code, report.critical_path))}"]
+    if report.artifacts is not None:
+        lines += ["", f"{artifacts_in_words(report.artifacts)}: {_code(report.artifacts['folder'])}"]
+        lines += [f"- {_code(each['file'])}, {each['bytes']} bytes" for each in list_artifacts(report)[:NAMES_SHOWN]]
     for notice in report.warnings:
         lines += ["", f"⚠ {_code(str(notice['code']))}: {_code(str(notice['message']))}"]
     return "\n".join(lines) + "\n"
+
+
+def artifacts_in_words(artifacts: Mapping[str, Any]) -> str:
+    count = artifacts["files"]
+    deleted = ", deleted since" if artifacts.get("is_deleted") else ""
+    return f"{count} artifact{'s' if count > 1 else ''} of {artifacts['bytes']} bytes{deleted}"
+
+
+def list_artifacts(report: Report) -> list[dict[str, Any]]:
+    """Return the artifacts of all steps, unless they were deleted."""
+    if report.artifacts is None or report.artifacts.get("is_deleted"):
+        return []
+    return [artifact for step in report.steps for artifact in step.artifacts]
 
 
 def _code(text: str) -> str:

@@ -105,8 +105,10 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
     call = _admit(request, request.limit_ms)
     inputs = check_inputs(request.workflow, request.inputs)
     _refuse_unset(request.workflow, caller.environment)
-    if request.workflow.concurrency is not None and await asyncio.to_thread(store.runs.get, request.run_id):
-        raise run_exists(request.run_id)  # before it waits for its group
+    if request.workflow.concurrency is not None:
+        there = await asyncio.to_thread(store.runs.get, request.run_id)
+        if there is not None:
+            raise run_exists(request.run_id)  # before it waits for its group
     group = await enter_group(request.workflow, inputs, _group_request(request.run_id, call, store, caller))
     if group.stopped_by is not None:
         return answer(call, group.outcome)
@@ -492,7 +494,7 @@ class _Run:
             data["outputs"] = outputs
         if self.began.concurrency is not None:
             data["concurrency"] = self.began.concurrency
-        kept = {name: state.artifacts for name, state in states.items()}
+        kept = (state.artifacts for state in states.values())
         if (artifacts := describe_artifacts(self.store.home, run_id, kept)) is not None:
             data["artifacts"] = artifacts
         is_out_of_time = context.deadlines.have_fired
