@@ -22,12 +22,15 @@ from ..core.clocks import NS_PER_MS
 from ..core.envelope import Warning_, warning
 from ..core.value_types import field, record
 from ..process.clock import monotonic_ns
-from ..providers.provider import ArtifactPath
+from ..providers.provider import ArtifactPath, StepPart
+from ..runtime.command_runner import run_shielded
 from ..store.home import make_private_directory
 from ..store.store import ARTIFACTS_FOLDER, log_name, parse_size
 from .report import ReportedStep
+from .run_context import RunContext
 from .schema import WorkflowFile
-from .state import JsonObject, StepState
+from .state import JsonObject, Status, StepState
+from .step_renderer import StepFailed
 
 VARIABLE = "SHOTCLOCK_RUN_ARTIFACTS_SIZE"
 DEFAULT_BYTES = 256_000_000
@@ -104,6 +107,37 @@ def find_artifacts(home: Path, run_id: str, steps: Iterable[ReportedStep]) -> Js
     return described and {**described, "is_deleted": not os.path.isdir(described["folder"])}
 
 
+async def keep_artifacts(
+    run: RunContext, step: StepPart, state: StepState, verdict: Status, folders: Mapping[int, Path]
+) -> Status:
+    """Keep the files of a step that has ended, and return its status, which a missing file may change.
+
+    `folders` has the working directories of its items; a step that never began has none.
+    """
+    if run.artifacts is None or not folders or run.person_wait.parked.done():
+        return verdict
+    bell = run.call.bound.bell
+    left_ms = COLLECT_LIMIT_MS if bell is None else bell.remaining_ms(monotonic_ns())
+    limit_ms = max(LEAST_LIMIT_MS, min(COLLECT_LIMIT_MS, left_ms))
+    places = set(folders.values())
+    named = (
+        {state.id: places.pop()} if len(places) == 1 else {f"{state.id}[{at}]": each for at, each in folders.items()}
+    )
+    keeping = asyncio.ensure_future(run.artifacts.keep(state.id, named, step.artifacts, limit_ms))
+    await run_shielded(asyncio.wait([keeping]))  # bounded by its limit
+    kept = keeping.result()
+    state.artifacts = run.redaction.value(kept.artifacts)
+    if verdict is not Status.SUCCEEDED:
+        kept.missing = []
+    state.warnings = [*state.warnings, *(run.redaction.value(note) for note in kept.warnings())]
+    needed = [wanted.path for wanted in kept.missing if wanted.if_missing == "error"]
+    if not needed:
+        return verdict
+    message = f"no file matches {', '.join(map(repr, needed))} in its working directory"
+    state.error = StepFailed("ARTIFACT_MISSING", message, "step/artifacts").error | {"phase": "execution"}
+    return Status.FAILED
+
+
 class RunArtifacts:
     """The folder of the artifacts of one run, for the process that has it."""
 
@@ -119,7 +153,7 @@ class RunArtifacts:
         """Keep the files of a step that has ended. `folders` has its working directories by name."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
-        search = _Search(self, step, monotonic_ns() + limit_ms * NS_PER_MS)
+        search = _Collector(self, step, monotonic_ns() + limit_ms * NS_PER_MS)
 
         def work() -> None:
             search.run(folders, wanted)
@@ -127,7 +161,10 @@ class RunArtifacts:
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
 
         # A daemon, unlike the threads of the loop: the process does not wait for one that a dead mount blocks.
-        threading.Thread(target=work, name="shotclock-artifacts", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="shotclock-artifacts", daemon=True).start()
+        except RuntimeError:  # too many threads
+            work()
         await asyncio.wait([ended], timeout=limit_ms / 1000 + THREAD_MARGIN_S)
         return search.finish(wanted)
 
@@ -164,7 +201,7 @@ class RunArtifacts:
         return self._folder / f"{_PART_PREFIX}{os.urandom(8).hex()}"
 
 
-class _Search:
+class _Collector:
     """The search for the files of one step, and their copies."""
 
     def __init__(self, run: RunArtifacts, step: str, until_ns: int) -> None:

@@ -26,9 +26,8 @@ from ..providers.command import CommandStep, ToolStep
 from ..providers.provider import STEP_TYPES, FileTool, StepCall, StepPart, duration_ms
 from ..providers.workflow import RunFile, WorkflowStep
 from ..runtime.call import Call
-from ..runtime.command_runner import run_shielded
 from . import templates
-from .artifacts import COLLECT_LIMIT_MS, LEAST_LIMIT_MS
+from .artifacts import keep_artifacts
 from .lint import approved_files, inner_workflow
 from .plan import (
     groups_of,
@@ -109,42 +108,18 @@ class StepExecutor:
                 verdict = await _Items(self, self._run, work, items, source).carry_out()
             if verdict is Status.SUCCEEDED:
                 await self._judge_output(step, state, scope)
-            state.status = await self._keep_artifacts(name, step, state, verdict)
+            state.status = await keep_artifacts(self._run, step, state, verdict, self._folders.pop(name, {}))
         except StepFailed as failed:
-            await self._keep_artifacts(name, step, state, Status.FAILED)
+            await keep_artifacts(self._run, step, state, Status.FAILED, self._folders.pop(name, {}))
             self.note_failure(state, failed)
         except asyncio.CancelledError:
-            await self._keep_artifacts(name, step, state, Status.CANCELLED)
+            await keep_artifacts(self._run, step, state, Status.CANCELLED, self._folders.pop(name, {}))
             raise
         except Exception as error:  # a bug: the step fails with its traceback
             context = {"traceback": "".join(traceback.format_exception(error, limit=TRACEBACK_FRAMES))}
             bug = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}", "retryable": False}
             state.status = Status.FAILED
             state.error = self._run.redaction.value(bug | {"phase": "execution", "context": context})
-
-    async def _keep_artifacts(self, name: str, step: StepPart, state: StepState, verdict: Status) -> Status:
-        """Keep the files of a step that has ended, and return its status, which a missing file may change."""
-        run, folders = self._run, self._folders.pop(name, {})
-        if run.artifacts is None or not folders or self._person_wait.parked.done():
-            return verdict
-        bell = run.call.bound.bell
-        left_ms = COLLECT_LIMIT_MS if bell is None else bell.remaining_ms(monotonic_ns())
-        limit_ms = max(LEAST_LIMIT_MS, min(COLLECT_LIMIT_MS, left_ms))
-        is_one = len(set(folders.values())) == 1
-        named = {name: folders.popitem()[1]} if is_one else {f"{name}[{item}]": at for item, at in folders.items()}
-        keeping = asyncio.ensure_future(run.artifacts.keep(name, named, step.artifacts, limit_ms))
-        await run_shielded(asyncio.wait([keeping]))  # bounded by its limit
-        kept = keeping.result()
-        state.artifacts = run.redaction.value(kept.artifacts)
-        if verdict is not Status.SUCCEEDED:
-            kept.missing = []
-        state.warnings = [*state.warnings, *(run.redaction.value(note) for note in kept.warnings())]
-        needed = [wanted.path for wanted in kept.missing if wanted.if_missing == "error"]
-        if needed:
-            message = f"no file matches {', '.join(map(repr, needed))} in its working directory"
-            state.error = _error("ARTIFACT_MISSING", message, "step/artifacts")
-            return Status.FAILED
-        return verdict
 
     def note_failure(self, state: StepState, failed: StepFailed) -> None:
         phase = "execution" if state.attempts else "validation"
