@@ -29,7 +29,7 @@ def _check(flow: str, run_timeout_ms: int | None) -> Outcome:
         return loaded
     findings = lint(loaded, timeout_ms=run_timeout_ms) + find_unset(loaded, os.environ)
     findings += find_near_limits(loaded)
-    return judge(loaded, findings)
+    return judge(loaded, findings, _describe_group(loaded.workflow))
 
 
 def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
@@ -41,10 +41,15 @@ def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
     broken = any(finding.rule in ("graph/cycle", "graph/missing-dependency") for finding in findings)
     if loaded.workflow is not None and not broken:
         data |= _describe_plan(plan_of(loaded.workflow, timeout_ms=run_timeout_ms))
-        if (concurrency := loaded.workflow.concurrency) is not None:
-            data["concurrency"] = {"group": concurrency.group, "on_conflict": concurrency.on_conflict}
+        data |= _describe_group(loaded.workflow)
         data["repositories"] = _find_repositories(loaded.workflow, loaded.source.folder)
     return judge(loaded, findings, data)
+
+
+def _describe_group(workflow: WorkflowFile | None) -> dict[str, object]:
+    if workflow is None or workflow.concurrency is None:
+        return {}
+    return {"concurrency": {"group": workflow.concurrency.group, "on_conflict": workflow.concurrency.on_conflict}}
 
 
 def _find_repositories(workflow: WorkflowFile, folder: Path) -> dict[str, str | None]:

@@ -244,13 +244,16 @@ class _Collector:
         except OSError:
             return  # then everything is missing
         try:
-            done: set[str] = set()
+            sizes: dict[str, int] = {}
             for each in wanted:
                 for path in self._find(root, each.path):
                     self._found.add(each.path)
-                    if path not in done:
-                        done.add(path)
-                        self._keep(name, root, root_fd, path)
+                    sizes[path] = 0
+                    with contextlib.suppress(OSError, ValueError):
+                        sizes[path] = os.lstat(os.path.join(root, path)).st_size
+            # The small ones first: a log must not wait for an image that uses up the time or the room.
+            for path in sorted(sizes, key=lambda path: sizes[path]):
+                self._keep(name, root, root_fd, path)
         finally:
             os.close(root_fd)
 
