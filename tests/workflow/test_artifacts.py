@@ -234,6 +234,16 @@ def test_a_report_links_the_files_until_they_are_pruned(
     assert prune(store, Retention(runs=1), now, is_alive).artifacts == 1 and left() == ["r2"], "those of deleted runs"
 
 
+def test_a_run_whose_name_is_that_of_another_folder_has_one_of_its_own(
+    run: Callable[..., Envelope], store: Store
+) -> None:
+    for name, folder in ((".", "%2E"), ("..", "%2E%2E")):
+        envelope = run("steps: {a: {exec: echo hi | tee a.txt, artifacts: a.txt}}", run_id=name)
+        data: Any = envelope.data
+        assert data["artifacts"]["folder"] == str(store.home / "artifacts" / folder) and kept(envelope, "a")
+        assert (store.home / "logs" / folder).is_dir()
+
+
 def test_the_store_is_never_an_artifact(run: Callable[..., Envelope], tmp_path: Path, load: Load) -> None:
     envelope = run("steps: {a: {exec: echo hi > a.txt, artifacts: ['.']}}")
     assert set(kept(envelope, "a")) == {"a.txt"}

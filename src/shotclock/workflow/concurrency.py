@@ -136,15 +136,15 @@ class _GroupWait:
             }
             if blocker is None:
                 return GroupEntry(request, record)
-            if request.stop is not None and request.stop.done():
-                _leave(request)
-                return GroupEntry(request, record, request.stop.result())
             if self._on_conflict is OnConflict.REFUSE and self._shown is None:
                 raise self._refusal(blocker)
             self._show(blocker)
             if self._on_conflict is OnConflict.CANCEL and blocker.is_held and blocker.run not in self._cancelled:
                 await self._cancel(blocker)
             await self._pause(blocker)
+            if request.stop is not None and request.stop.done():
+                _leave(request)
+                return GroupEntry(request, record, request.stop.result())
 
     def _ask(self) -> Blocker | None:
         run_id, me = self._request.run_id, this_process()
