@@ -135,6 +135,18 @@ def test_an_agent_whose_tool_is_a_workflow_is_refused() -> None:
         write_workflow(workflow, {}, {})
 
 
+def test_what_only_works_on_one_machine_is_refused() -> None:
+    for written, word in (
+        (b"concurrency: g\nsteps: {a: {exec: x}}", "`concurrency`"),
+        (b"steps: {a: {exec: x, artifacts: y}}", "`artifacts`"),
+    ):
+        workflow = load_text(written).workflow
+        assert workflow is not None
+        with pytest.raises(Failure, match=word) as refused:
+            write_workflow(workflow, {}, {})
+        assert refused.value.code == "PRECONDITION"
+
+
 def test_a_file_with_a_secret_is_refused_where_history_would_show_it(cluster: Cluster, tmp_path: Path) -> None:
     runs = Runs(tmp_path, cluster.url)
     text = f"""

@@ -14,10 +14,10 @@ from shotclock.core.clocks import format_duration
 from shotclock.core.validation import Part
 from shotclock.providers import ai
 from shotclock.providers.ai import AiLimits, AiPart, AiServer
-from shotclock.providers.provider import STEP_TYPES, Backoff, Reaction, StepPart, StepRetry
+from shotclock.providers.provider import STEP_TYPES, ArtifactPath, Backoff, Reaction, StepPart, StepRetry
 from shotclock.workflow import finally_check, history, lint, loader, shell_quoting, template_check, yaml_reader
 from shotclock.workflow.loader import load_file, load_text
-from shotclock.workflow.schema import DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
+from shotclock.workflow.schema import ConcurrencyPart, DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
 from tests.rows import row
 from tests.workflow.test_lint import CASES
 from tests.workflow.test_loader import NEAR_MISSES, TREES, WRONG
@@ -162,6 +162,8 @@ def test_every_key_is_in_the_reference_with_its_default_and_no_other() -> None:
         ("Reactions", 0, Reaction),
         ("Reactions", 1, StepRetry),
         ("Reactions", 2, Backoff),
+        ("Concurrency", 0, ConcurrencyPart),
+        ("Artifacts", 0, ArtifactPath),
         ("Tools", 0, ToolPart),
         ("Inputs", 0, InputPart),
         ("Defaults", 0, DefaultsPart),

@@ -86,6 +86,9 @@ class View:
             self._running[name] = _TryClock()
 
     def note_news(self, name: str, news: dict[str, Any]) -> None:
+        if news["event"] == "waiting":  # nothing of the run is drawn yet
+            self._console.print(Text(f"◔ {name or 'the run'} {one_line(news_in_words(news), 1000)}", "yellow"))
+            return
         self._news[name] = news | {"until_ns": monotonic_ns() + news.get("within_ms", 0) * 1_000_000}
         if not name and news["event"] == "overtime" and self._deadline_ns is not None:
             self._deadline_ns += news["granted_ms"] * 1_000_000

@@ -20,7 +20,7 @@ from ..core.clocks import LATEST_MS, WallTime, format_duration
 from ..core.visible_text import one_line, visible
 from ..process.clock import wall_time
 from ..store.calls import PENDING, RUNNING, SUCCEEDED, UNKNOWN, WAITING
-from ..workflow.report import MARKS, WORDS, brief, news_in_words
+from ..workflow.report import MARKS, WORDS, artifacts_in_words, brief, news_in_words
 from ..workflow.state import Status
 from ..wrap.rules import annotations_of
 from .output import describe_page
@@ -241,6 +241,9 @@ def _plan(data: Any, console: Console) -> None:
         if data["finally_ms"]:
             path = " → ".join(data["finally_path"])
             console.print(f"{format_duration(data['finally_ms'])} of it are kept for finally: {path}")
+        if (concurrency := data.get("concurrency")) is not None:
+            group = one_line(concurrency["group"], 100)
+            console.print(f"one run at a time in group {group} ({concurrency['on_conflict']})", markup=False)
     if data["findings"]:
         _findings(data, console)
 
@@ -365,7 +368,9 @@ def _run(data: Any, console: Console) -> None:
     if data["why"]:
         _print(console, Text(f"  {one_line(data['why'], 500)}", COLOURS[status]))
     counts = ", ".join(f"{count} {WORDS[Status(name)]}" for name, count in data["counts"].items())
-    _print(console, Text(f"  {counts}; run {one_line(data['run_id'], 80)}\n", "bright_black"))
+    group = (data["concurrency"] or {}).get("group")
+    in_group = f"; group {one_line(group, 80)}" if group else ""
+    _print(console, Text(f"  {counts}; run {one_line(data['run_id'], 80)}{in_group}\n", "bright_black"))
     steps = _worth_showing(data["steps"], set(data["critical_path"]))
     names = min(28, max((len(one_line(step["id"], 28)) for step in steps), default=0))
     end_ms = max(data["duration_ms"], 1)
@@ -379,6 +384,9 @@ def _run(data: Any, console: Console) -> None:
             _print(console, Text(f"    ◔ +{brief(news['at_ms'])} {one_line(news_in_words(news), 200)}", "yellow"))
     if len(steps) < len(data["steps"]):
         _print(console, Text(f"\n  {len(data['steps']) - len(steps)} more steps; --html FILE shows them all"))
+    if data["artifacts"] is not None:
+        words, folder = artifacts_in_words(data["artifacts"]), visible(data["artifacts"]["folder"])
+        console.print(Text(f"\n  {words}: {folder}"), soft_wrap=True)
     for name in ("html", "output_file"):
         if name in data:
             console.print(Text(f"\n{describe_page(data, name)}"), soft_wrap=True)  # whole, to be copied

@@ -18,7 +18,7 @@ from ..core.clocks import Clocks, parse_duration_ms
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.value_types import field, replace, value
-from ..core.visible_text import one_line
+from ..core.visible_text import one_line, visible
 from ..inbox.access import Principal
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
@@ -29,7 +29,7 @@ from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
 from ..workflow.plan import select_tagged
-from ..workflow.report import MARKS, brief, unstarted
+from ..workflow.report import MARKS, artifacts_in_words, brief, unstarted
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
 from .engine import open_engine
@@ -342,7 +342,10 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions)
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))
     where = "" if options.on is None else f" {options.on.on_command_line}"
-    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open{where}"
+    artifacts = data.get("artifacts")
+    kept = "" if artifacts is None else f"\n  {artifacts_in_words(artifacts)}: {visible(artifacts['folder'])}"
+    shown = f"shotclock report {data['run_id']} --open{where}"
+    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}{kept}\n  {shown}"
 
 
 def _text(envelope: Envelope, options: RunOptions) -> str | None:

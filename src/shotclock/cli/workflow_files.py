@@ -30,7 +30,7 @@ def _check(flow: str, run_timeout_ms: int | None) -> Outcome:
         return loaded
     findings = lint(loaded, timeout_ms=run_timeout_ms) + find_unset(loaded, os.environ)
     findings += find_near_limits(loaded)
-    return point_to_import(flow, judge(loaded, findings))
+    return point_to_import(flow, judge(loaded, findings, _describe_group(loaded.workflow)))
 
 
 def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
@@ -42,8 +42,15 @@ def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
     broken = any(finding.rule in ("graph/cycle", "graph/missing-dependency") for finding in findings)
     if loaded.workflow is not None and not broken:
         data |= _describe_plan(plan_of(loaded.workflow, timeout_ms=run_timeout_ms))
+        data |= _describe_group(loaded.workflow)
         data["repositories"] = _find_repositories(loaded.workflow, loaded.source.folder)
     return point_to_import(flow, judge(loaded, findings, data))
+
+
+def _describe_group(workflow: WorkflowFile | None) -> dict[str, object]:
+    if workflow is None or workflow.concurrency is None:
+        return {}
+    return {"concurrency": {"group": workflow.concurrency.group, "on_conflict": workflow.concurrency.on_conflict}}
 
 
 def _find_repositories(workflow: WorkflowFile, folder: Path) -> dict[str, str | None]:

@@ -219,6 +219,29 @@ def _as_env_files(written: Any) -> Any:
 EnvFileNames = Annotated[list[EnvFile], Before(_as_env_files, str | EnvFile | list[str | EnvFile])]
 
 
+def _check_path(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"{path[:60]!r} may lead out of the step's working directory: write a path below it")
+    if "{{" in path or "{%" in path or "\0" in path:
+        raise ValueError(f"{path[:60]!r}: there are no templates in paths of artifacts; write a pattern such as *.log")
+    return path
+
+
+class ArtifactPath(Part):
+    """A file, a directory or a pattern, relative to the working directory of the step."""
+
+    path: Annotated[str, After(_check_path)] = field(min_length=1)
+    if_missing: Literal["warn", "error", "ignore"] = "warn"
+
+
+def _as_paths(written: Any) -> Any:
+    listed = written if isinstance(written, list) else [written]
+    return [{"path": each} if isinstance(each, str) else each for each in listed]
+
+
+ArtifactPaths = Annotated[list[ArtifactPath], Before(_as_paths, str | ArtifactPath | list[str | ArtifactPath])]
+
+
 class StepPart(Part):
     """The keys that every step may have."""
 
@@ -250,6 +273,8 @@ class StepPart(Part):
     idempotent: bool = False
     overtime: OvertimeKey = None
     approval: Approval | bool = False
+    artifacts: ArtifactPaths = field(default=[])
+    """Files that are kept with the run when the step has ended."""
     runs_on: str | None = field(default=None, min_length=1)
     """The Temporal queue of the step, by default the run's. Ignored without Temporal."""
     description: str | None = None

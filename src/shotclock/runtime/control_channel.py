@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ ANSWER_LIMIT_S = 5.0  # how long a client waits for an answer; a stopped process
 _numbers = itertools.count()
 
 runs: dict[str, Call] = {}  # the running calls that are runs or jobs, by their id in the store
+run_cancels: dict[str, Callable[[str], None]] = {}  # cancel a run of a workflow, and take the reason
 
 
 class ControlChannel:
@@ -128,6 +130,8 @@ class ControlChannel:
                 reason = str(request.get("reason") or "")[:500]
                 who = str(request["who"])[:100]
                 return await wind_down(find_calls(request), who, reason, None if within_ms is None else int(within_ms))
+            case "cancel":
+                return _cancel_run(str(request["run"]), str(request["reason"])[:500])
         raise Failure("ARG_ERROR", f"{request['do']!r:.40} is not a request of this channel")
 
     async def _request_overtime(self, request: dict[str, Any]) -> dict[str, object]:
@@ -214,6 +218,13 @@ def find_calls(request: dict[str, Any]) -> list[Call]:
     if not tries:
         raise Failure("CALL_NOT_FOUND", f"step {str(step)[:80]!r} of {run_id[:80]!r} is not running now")
     return tries
+
+
+def _cancel_run(run_id: str, reason: str) -> dict[str, object]:
+    if (cancel := run_cancels.get(run_id)) is None:
+        raise Failure("CALL_NOT_FOUND", f"{run_id[:80]!r} is not running here any more")
+    cancel(reason)
+    return {"cancelled": run_id}
 
 
 async def extend(calls: list[Call], by_ms: int, who: str) -> dict[str, object]:

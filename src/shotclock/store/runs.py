@@ -32,6 +32,8 @@ class StoredRun:
     envelope: dict[str, Any] | None = None
     parked_at: WallTime | None = None
     """Since when it waits for a person without a process."""
+    concurrency: dict[str, Any] | None = None
+    """Its group, and how long it waited for that."""
 
 
 @value
@@ -118,6 +120,7 @@ class Runs(Table):
             if run.parked_at is None and run.holder != holder and is_alive(run.holder):
                 raise RunTaken(run)
             transaction.execute("UPDATE runs SET holder = ?, parked_at = NULL WHERE id = ?", (holder, run_id))
+            transaction.execute("UPDATE group_places SET holder = ? WHERE run = ?", (holder, run_id))
             return _get(transaction, run_id)
 
     def park(self, run_id: str, holder: ProcessIdentity, now: WallTime) -> None:
@@ -177,6 +180,7 @@ class Runs(Table):
                 f"UPDATE runs SET envelope = ?, bytes = ? + {size}, ended_at = ? WHERE id = ? AND ended_at IS NULL",
                 (text, len(text), run_id, now, run_id),
             )
+            transaction.execute("DELETE FROM group_places WHERE run = ?", (run_id,))
             return ended.rowcount > 0
 
     def get(self, run_id: str) -> StoredRun | None:

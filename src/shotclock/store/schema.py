@@ -10,13 +10,14 @@ from ..core.proposal import Proposal, Summary
 from .audit import Entry, Token
 from .calls import SUCCEEDED, LoggedCall, OpenCall
 from .database import Schema
+from .groups import GroupPlace
 from .idempotency import Lock, Reply
 from .jobs import Checkpoint, Job
 from .rows import create_table
 from .runs import StepRecord, StoredRun
 
 # To be raised with every change of the tables. 1 to 11 were never released.
-VERSION = 14
+VERSION = 15
 
 _NUMBER, _NUMBERED, _TEXT = "INTEGER NOT NULL", "INTEGER PRIMARY KEY AUTOINCREMENT", "TEXT NOT NULL"
 _RUN = "TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE"
@@ -62,6 +63,8 @@ _STATEMENTS = (
     ),
     "CREATE INDEX runs_ended ON runs (ended_at, bytes) WHERE ended_at IS NOT NULL",
     "CREATE INDEX runs_open ON runs (id) WHERE ended_at IS NULL",
+    create_table("group_places", [GroupPlace], {"seq": _NUMBERED}, "UNIQUE (run)"),
+    "CREATE INDEX group_places_by_name ON group_places (group_name)",
     create_table("steps", [StepRecord], {"run": _RUN, "changed_at": _NUMBER}, "PRIMARY KEY (run, id)")
     + " WITHOUT ROWID",
     # The begun items of a `for_each`, while its step runs.

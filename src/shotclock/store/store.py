@@ -27,6 +27,7 @@ from ..core.value_types import as_dict, replace, value
 from .audit import Audit, Tokens
 from .calls import Calls
 from .database import Database, Transaction, decode_process, open_alone
+from .groups import GroupPlaces
 from .home import FILE_NAME, StoreBusy, StoreUnusable, make_private_directory, state_home
 from .idempotency import IdempotencyKeys, Locks
 from .jobs import Checkpoints, Jobs
@@ -37,6 +38,7 @@ from .schema import SCHEMA
 AUDIT_FILE_NAME = "audit.jsonl"
 JOBS_FOLDER = "jobs"
 LOGS_FOLDER = "logs"
+ARTIFACTS_FOLDER = "artifacts"
 RUNNERS_SINCE = 12  # the version in which jobs.keeper was renamed to jobs.runner
 
 DAY_MS = 24 * 3_600_000
@@ -67,6 +69,7 @@ class Store(contextlib.AbstractContextManager["Store"]):
         self.audit = Audit(database)
         self.calls = Calls(database)
         self.checkpoints = Checkpoints(database)
+        self.groups = GroupPlaces(database)
         self.idempotency = IdempotencyKeys(database)
         self.jobs = Jobs(database)
         self.locks = Locks(database)
@@ -124,6 +127,7 @@ class Retention:
     proposals_ms: int = 90 * DAY_MS
     calls_ms: int = 30 * DAY_MS
     calls: int = 100_000
+    artifacts_bytes: int = 10 * 10**9
 
 
 @value
@@ -138,6 +142,8 @@ class Pruned:
     calls: int = 0
     logs: int = 0
     """Folders with the output of the steps of deleted runs."""
+    artifacts: int = 0
+    """Folders with the artifacts of deleted runs, and of the oldest of those that have too many."""
     is_all: bool = True
 
     def as_data(self) -> dict[str, Any]:
@@ -153,6 +159,7 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
         "SHOTCLOCK_KEEP_PROPOSALS_FOR": ("proposals_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_CALLS_FOR": ("calls_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_CALLS": ("calls", parse_count),
+        "SHOTCLOCK_KEEP_ARTIFACTS_SIZE": ("artifacts_bytes", parse_size),
     }
     limits: dict[str, int] = {}
     errors = []
@@ -204,21 +211,26 @@ def prune(
     old_calls = _before(now, retention.calls_ms), retention.calls
     if dry_run:
         calls = store.calls.count_outdated(*old_calls) + store.calls.count_outdated_lost(*old_calls, is_alive)
-        logs = _list_logs_without_run(store, gone=frozenset(run.seq for run in runs))
-        return Pruned(len(runs), sum(run.bytes for run in runs), len(proposals), len(pages), calls, len(logs))
+        gone = frozenset(run.seq for run in runs)
+        logs = _list_without_run(store, LOGS_FOLDER, gone)
+        artifacts = _list_old_artifacts(store, retention.artifacts_bytes, gone)
+        size = sum(run.bytes for run in runs)
+        return Pruned(len(runs), size, len(proposals), len(pages), calls, len(logs), len(artifacts))
     is_all = limit < 0 or max(len(runs), len(proposals)) <= limit
     if not is_all:
         runs, proposals = runs[:limit], proposals[:limit]
     deleted_runs = sum(store.runs.forget(runs[at : at + AT_ONCE]) for at in range(0, len(runs), AT_ONCE))
     deleted = sum(store.proposals.forget(proposals[at : at + AT_ONCE], now) for at in range(0, len(proposals), AT_ONCE))
-    logs = _list_logs_without_run(store)
-    for log in logs:
-        shutil.rmtree(log, ignore_errors=True)
+    logs = _list_without_run(store, LOGS_FOLDER)
+    artifacts = _list_old_artifacts(store, retention.artifacts_bytes)
+    for folder in (*logs, *artifacts):
+        shutil.rmtree(folder, ignore_errors=True)
     for page in pages:
         with contextlib.suppress(OSError):
             os.unlink(page)
     calls = store.calls.forget_outdated(*old_calls) + store.calls.forget_lost(*old_calls, is_alive)
-    return Pruned(deleted_runs, sum(run.bytes for run in runs), deleted, len(pages), calls, len(logs), is_all)
+    size = sum(run.bytes for run in runs)
+    return Pruned(deleted_runs, size, deleted, len(pages), calls, len(logs), len(artifacts), is_all)
 
 
 def prune_in_passing(
@@ -252,6 +264,7 @@ def move_aside(home: Path, now: WallTime, is_alive: Callable[[ProcessIdentity], 
             AUDIT_FILE_NAME,
             JOBS_FOLDER,
             LOGS_FOLDER,
+            ARTIFACTS_FOLDER,
             FILE_NAME,
         ):  # the store last: while it is there, this can be repeated
             with contextlib.suppress(FileNotFoundError):
@@ -290,19 +303,46 @@ def _list_old_proposals(store: Store, before: WallTime | None) -> tuple[str, ...
 def log_name(name: str) -> str:
     """Return the name of the folder or file for the logs of this run or step."""
     written = quote(name, safe=" []", errors="surrogatepass")
+    if not written.strip("."):  # `.` and `..` are other folders
+        written = written.replace(".", "%2E")
     if len(written) <= LOG_NAME_LENGTH:
         return written
     return f"{written[: LOG_NAME_LENGTH - 17]}~{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
-def _list_logs_without_run(store: Store, gone: frozenset[int] = frozenset()) -> list[str]:
-    """Return the folders of logs without a run, or with one of those that will be gone."""
+def _list_without_run(store: Store, kind: str, gone: frozenset[int] = frozenset()) -> list[str]:
+    """Return the folders of this kind without a run, or with one of those that will be gone."""
     found = {}
-    with contextlib.suppress(OSError), os.scandir(store.home / LOGS_FOLDER) as entries:
+    with contextlib.suppress(OSError), os.scandir(store.home / kind) as entries:
         found = {entry.name: entry.path for entry in entries}
     # The folders first: a run that begins now is in the store before it has one.
     kept = {log_name(id) for seq, id in store.runs.list_ids() if seq not in gone} if found else set()
     return [path for name, path in found.items() if name not in kept]
+
+
+def _list_old_artifacts(store: Store, limit: int, gone: frozenset[int] = frozenset()) -> list[str]:
+    """Return the folders of artifacts without a run, and those of the oldest ended runs that exceed the limit."""
+    found = _list_without_run(store, ARTIFACTS_FOLDER, gone)
+    if not limit:
+        return found
+    open_ids, total = store.runs.list_open_ids(), 0
+    for _, run_id in sorted(store.runs.list_ids(), reverse=True):
+        folder = str(store.home / ARTIFACTS_FOLDER / log_name(run_id))
+        if folder in found or not os.path.isdir(folder):
+            continue
+        total += _size_of(folder)
+        if total > limit and run_id not in open_ids:
+            found.append(folder)
+    return found
+
+
+def _size_of(folder: str) -> int:
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
+    return total
 
 
 def _list_old_pages(store: Store, before: WallTime | None) -> list[str]:

@@ -91,8 +91,16 @@ class OrderedConverter(CompositePayloadConverter):
 
 
 def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> JsonObject:
-    """Return the file for the engine. Refuse secrets without encryption, and an agent whose tool is a workflow,
-    because a worker cannot wait for a nested run."""
+    """Return the file for the engine. Refuse secrets without encryption, and what only works on one machine."""
+    if workflow.concurrency is not None:
+        message = "`concurrency` holds between the runs of one machine, and not on Temporal"
+        hint = "run the file here, without `--on`, or give it another `--run-id` only after the run before has ended"
+        raise Failure("PRECONDITION", message, suggestion=hint)
+    for name, any_step in workflow.steps.items():
+        if any_step.artifacts:
+            message = f"step {name}: `artifacts` are kept on the machine of a run, and a run on Temporal has none"
+            hint = "let the step upload its files itself, or run the file here, without `--on`"
+            raise Failure("PRECONDITION", message, suggestion=hint)
     for step_id, step in ai_steps(workflow):
         if any(workflow.tools[name].workflow is not None for name in step.ai.tools):
             message = f"step {step_id}: a workflow cannot be an agent's tool on Temporal"

@@ -18,6 +18,7 @@ from ..runtime.control_channel import ask_holder
 from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
 from . import run as local
+from .artifacts import find_artifacts
 from .history import read_p95
 from .report import Report, report_of
 from .run import RunCaller, RunRequest, read_envelope
@@ -180,7 +181,8 @@ class EmbeddedEngine:
             find_p95=partial(read_p95, self.store, run.name, run.file, run.created_at),
         )
         printed = await asyncio.to_thread(read_printed_ends, self.store.home, run.id)
-        return replace(made, steps=tuple(replace(step, printed=printed.get(step.id, [])) for step in made.steps))
+        steps = tuple(replace(step, printed=printed.get(step.id, [])) for step in made.steps)
+        return replace(made, steps=steps, artifacts=find_artifacts(self.store.home, run.id, steps))
 
     def _get(self, run_id: str) -> StoredRun:
         run = self.store.runs.get(run_id)

@@ -24,6 +24,7 @@ from .state import Reason, Status, without_mark
 if TYPE_CHECKING:
     from ..store.runs import StepRecord, StoredRun
 
+NAMES_SHOWN = 40  # artifacts in Markdown
 OUTPUT_SHOWN = 20_000  # characters of a step's output. All of it is in the envelope of the run
 MESSAGE_SHOWN = 2_000
 
@@ -76,6 +77,7 @@ class ReportedStep:
     warnings: list[dict[str, Any]] = field(default_factory=list)
     output: Any = None
     overtime: list[dict[str, Any]] = field(default_factory=list)  # decisions about its time while it ran
+    artifacts: list[dict[str, Any]] = field(default_factory=list)
     printed: list[dict[str, Any]] = field(default_factory=list)
     """The ends of both streams of each try: `step` (an item has its own name), `try`, `stdout` and `stderr`."""
 
@@ -109,6 +111,16 @@ class Report:
     error: dict[str, Any] | None = None
     outputs: Any = None
     warnings: tuple[dict[str, Any], ...] = ()  # without those of its steps
+    concurrency: dict[str, Any] | None = None  # its group, and how long it waited for that
+    artifacts: dict[str, Any] | None = None  # their folder, number and size, and whether they were deleted
+
+    @property
+    def group(self) -> str:
+        """The group of the run in words, or nothing."""
+        if self.concurrency is None:
+            return ""
+        group, waited_ms = str(self.concurrency["group"]), self.concurrency["waited_ms"]
+        return f"{group}, waited {brief(waited_ms)}" if waited_ms else group
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -201,6 +213,7 @@ def report_of(
         error,
         data.get("outputs") if isinstance(data, dict) else None,
         tuple((run.envelope or {}).get("warnings") or ()),
+        run.concurrency,
     )
 
 
@@ -320,6 +333,9 @@ def why_failed(error: Mapping[str, Any]) -> str:
 
 def news_in_words(news: Mapping[str, Any]) -> str:
     """Return a decision about the time of a step or a run, in words."""
+    if news["event"] == "waiting":
+        is_parked = ", which is parked" if news["is_parked"] else ""
+        return f"waits for run {news['for_run']} of group {news['group']}{is_parked}"
     because = f": {news['reason']}" if news.get("reason") else ""
     if news["event"] == "wind_down":
         return f"winds down within {brief(news['within_ms'])}{because}"
@@ -438,6 +454,8 @@ def to_markdown(report: Report) -> str:
     of = "" if report.budget_ms is None else f" of {brief(report.budget_ms)}"
     counts = ", ".join(f"{count} {WORDS[status]}" for status, count in report.counts.items())
     lines += [f"{took}{of} · {counts} · run {_code(report.run_id)}", ""]
+    if report.group:
+        lines += [f"group {_code(report.group)}", ""]
     has_p95 = any(step.p95_ms is not None for step in report.steps)  # a column of its own, only where there is history
     lines.append(f"| | step | status | took |{' p95 |' * has_p95} budget | tries | |")
     lines.append(f"|---|---|---|---:|{'---:|' * has_p95}---:|---:|---|")
@@ -458,9 +476,25 @@ def to_markdown(report: Report) -> str:
             lines += ["", f"◔ {_code(step.id)} +{brief(news['at_ms'])}: {_code(news_in_words(news))}"]
     if len(report.critical_path) > 1:
         lines += ["", f"Longest way: {' → '.join(map(_code, report.critical_path))}"]
+    if report.artifacts is not None:
+        lines += ["", f"{artifacts_in_words(report.artifacts)}: {_code(report.artifacts['folder'])}"]
+        lines += [f"- {_code(each['file'])}, {each['bytes']} bytes" for each in list_artifacts(report)[:NAMES_SHOWN]]
     for notice in report.warnings:
         lines += ["", f"⚠ {_code(str(notice['code']))}: {_code(str(notice['message']))}"]
     return "\n".join(lines) + "\n"
+
+
+def artifacts_in_words(artifacts: Mapping[str, Any]) -> str:
+    count = artifacts["files"]
+    deleted = ", deleted since" if artifacts.get("is_deleted") else ""
+    return f"{count} artifact{'s' if count > 1 else ''} of {artifacts['bytes']} bytes{deleted}"
+
+
+def list_artifacts(report: Report) -> list[dict[str, Any]]:
+    """Return the artifacts of all steps, unless they were deleted."""
+    if report.artifacts is None or report.artifacts.get("is_deleted"):
+        return []
+    return [artifact for step in report.steps for artifact in step.artifacts]
 
 
 def _code(text: str) -> str:

@@ -29,12 +29,15 @@ from ..providers.provider import STEP_TYPES, Aside, ForeignProposal, Providers, 
 from ..providers.workflow import NestedRun
 from ..runtime.call import Call, WindDown, Work, admit, answer, inherited_deadline, inherited_trace
 from ..runtime.control import calls_inside, control_of, enter, leave
+from ..runtime.control_channel import run_cancels
 from ..runtime.control_channel import runs as running_runs
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
 from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Store, prune_in_passing
+from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit
+from .concurrency import GroupRequest, enter_group
 from .finally_steps import has_begun
 from .lint import identity, inner_workflow
 from .plan import (
@@ -112,6 +115,13 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
     call = _admit(request, request.limit_ms)
     inputs = check_inputs(request.workflow, request.inputs)
     _refuse_unset(request.workflow, caller.environment)
+    if request.workflow.concurrency is not None:
+        there = await asyncio.to_thread(store.runs.get, request.run_id)
+        if there is not None:
+            raise run_exists(request.run_id)  # before it waits for its group
+    group = await enter_group(request.workflow, inputs, _group_request(request.run_id, call, store, caller))
+    if group.stopped_by is not None:
+        return answer(call, group.outcome)
     # Counted from the start of the call's clock, so that both deadlines are the same.
     began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - call.started_ns))
     new = StoredRun(
@@ -124,13 +134,21 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
         this_process(),
         began_at,
         None if call.bound.bell is None else began_at + call.bound.limit_ms,
+        concurrency=group.record,
     )
     try:
-        await asyncio.to_thread(store.runs.begin, new)
+        with group.left_on_error():
+            await asyncio.to_thread(store.runs.begin, new)
     except RunTaken:
         raise run_exists(request.run_id) from None
     request = replace(request, inputs=inputs)
-    return await _Run(request, call, store, caller, _Beginning(began_at, call.started_ns), {}).carry_out()
+    began = _Beginning(began_at, call.started_ns, concurrency=group.record)
+    return await _Run(request, call, store, caller, began, {}).carry_out()
+
+
+def _group_request(run_id: str, call: Call, store: Store, caller: RunCaller, *, resumed: bool = False) -> GroupRequest:
+    inside = () if caller.outer is None else caller.outer.runs
+    return GroupRequest(run_id, call, store, caller.stop, caller.on_news, inside, cancel, resumed)
 
 
 def run_exists(run_id: str) -> Failure:
@@ -148,6 +166,9 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - wall_time())
     call = _admit(request, left_ms, TraceContext(run.trace_id))
+    group = await enter_group(workflow, run.inputs, _group_request(run.id, call, store, caller, resumed=True))
+    if group.stopped_by is not None:
+        return answer(call, group.outcome)
     recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
     return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 
@@ -226,16 +247,20 @@ class _Beginning:
     at: WallTime
     at_ns: int
     budget_ms: int | None = None
+    concurrency: JsonObject | None = None
 
     @classmethod
     def of(cls, run: StoredRun) -> _Beginning:
         budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
-        return cls(run.created_at, monotonic_ns() - wall_time().since_ms(run.created_at) * NS_PER_MS, budget_ms)
+        at_ns = monotonic_ns() - wall_time().since_ms(run.created_at) * NS_PER_MS
+        return cls(run.created_at, at_ns, budget_ms, run.concurrency)
 
 
 def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
     errors = [
-        {"field": ".".join(path), "message": message} for path, message in find_unset_variables(workflow, environment)
+        {"field": ".".join(path), "message": message}
+        for find in (find_unset_variables, find_wrong_limit)
+        for path, message in find(workflow, environment)
     ]
     if errors:
         message = "; ".join(dict.fromkeys(error["message"] for error in errors))
@@ -377,6 +402,7 @@ class _Run:
                 workflow=request.workflow,
                 folder=request.folder,
                 files=(*(() if outer is None else outer.files), identity(request.file)),
+                runs=(*(() if outer is None else outer.runs), request.run_id),
                 began_at=self.began.at,
                 store=self.store,
                 runtime=runtime,
@@ -393,6 +419,7 @@ class _Run:
                 on_change=self.caller.on_change,
                 on_news=self.caller.on_news,
                 logs=self._logs,
+                artifacts=RunArtifacts(self.store.home, request.run_id, read_limit(environment), self.recorded),
                 record_item=self._record_item,
             )
 
@@ -432,10 +459,12 @@ class _Run:
         control_of(self.call).on_change = _NewsOfRun(context, scheduler, self.began).note
         enter(self.call)
         running_runs[self.request.run_id] = self.call
+        cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        run_cancels[self.request.run_id] = partial(_cancel_running, cancelled, scheduler)
         if self.call.winding_down is not None:
             self.call.work.wind_down(self.call.winding_down.until_ns)
         try:
-            waits: list[asyncio.Future[Any]] = [working]
+            waits: list[asyncio.Future[Any]] = [working, cancelled]
             waits += [] if stop is None else [stop]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)  # bounded by the timeouts of the steps
             if working.done():
@@ -445,12 +474,15 @@ class _Run:
         finally:
             leave(self.call)
             running_runs.pop(self.request.run_id, None)
+            run_cancels.pop(self.request.run_id, None)
             if not working.done():
                 scheduler.stop()
                 with contextlib.suppress(asyncio.CancelledError):
                     await working
             person_wait.schedulers.remove(scheduler)
-        return stop.result() if stop is not None and stop.done() and not scheduler.is_parked else None
+        if scheduler.is_parked:
+            return None
+        return next((each.result() for each in (stop, cancelled) if each is not None and each.done()), None)
 
     async def _park(self, scheduler: Scheduler, context: RunContext) -> Envelope:
         run_id, states, person_wait = self.request.run_id, scheduler.states, context.person_wait
@@ -474,6 +506,11 @@ class _Run:
         data = describe_steps(run_id, self.request.name, states)
         if outputs:
             data["outputs"] = outputs
+        if self.began.concurrency is not None:
+            data["concurrency"] = self.began.concurrency
+        kept = (state.artifacts for state in states.values())
+        if (artifacts := describe_artifacts(self.store.home, run_id, kept)) is not None:
+            data["artifacts"] = artifacts
         is_out_of_time = context.deadlines.have_fired
         outcome = judge_run(self.call, states, data, ended_by, self._find_fired(), is_out_of_time=is_out_of_time)
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
@@ -508,6 +545,12 @@ class _Run:
         is_own_of_step = step is not None and source is step.bound.bell is step.bound.source
         set_ms = step.bound.limit_ms if step is not None and is_own_of_step else source.remaining_ms(call.started_ns)
         return replace(fired, limit_ms=set_ms)
+
+
+def _cancel_running(cancelled: asyncio.Future[str], scheduler: Scheduler, reason: str) -> None:
+    if not cancelled.done():
+        scheduler.notes.append(warning("RUN_REPLACED", f"cancelled: {reason}"))
+        cancelled.set_result(CANCEL)
 
 
 async def _write(write: Callable[..., None]) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..runtime.call import Call
     from ..runtime.runtime import Runtime
     from ..store.store import Store
+    from .artifacts import RunArtifacts
     from .scheduler import Scheduler
 
 CLEAN_UP_LIMIT_MS = 300_000  # each clean-up step has its own timeout before that
@@ -322,3 +323,5 @@ class RunContext:
     logs: RunLogs | None = None
     record_item: RecordItem | None = None  # None if only whole steps are recorded
     json_limit: int | None = None
+    runs: tuple[str, ...] = ()  # those of `files`
+    artifacts: RunArtifacts | None = None

@@ -105,6 +105,20 @@ class DefaultsPart(Part):
     on_fail: Reaction | None = None
 
 
+class ConcurrencyPart(Part):
+    """The group of a run: of the runs in it one is under way at a time."""
+
+    group: str = field(min_length=1, max_length=200)
+    on_conflict: Literal["wait", "cancel", "refuse"] = "wait"
+    """The run waits for the one before it, takes its place, or does not start."""
+
+
+def _as_concurrency(written: Any) -> Any:
+    return {"group": written} if isinstance(written, str) else written
+
+
+Concurrency = Annotated[ConcurrencyPart, Before(_as_concurrency, str | ConcurrencyPart)]
+
 Step = Annotated[StepPart, OneOf("type", _StepSchemas())]
 
 
@@ -123,6 +137,7 @@ class WorkflowFile(Part):
     timeout: Seconds | None = None
     max_parallelism: int = field(default=8, ge=1, le=1000)
     fail_fast: bool = False
+    concurrency: Concurrency | None = None
     env: dict[str, Scalar] = field(default={})
     env_file: EnvFileNames = field(default=[])
     inputs: dict[str, InputPart] = field(default={})

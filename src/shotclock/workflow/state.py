@@ -91,6 +91,7 @@ class StepState:
     has_begun: bool = False  # it had begun when the run was parked or its process died, and begins again on resume
     overtime: list[JsonObject] = field(default_factory=list)
     cut_off_ms: int = 0  # used by the cut-off try, if the next one has only the rest
+    artifacts: list[JsonObject] = field(default_factory=list)
     was_paused: bool = False
     """It waited for a person or began again on resume, so `duration_ms` is not the time of its work."""
     # Not recorded: known only while the step runs, or until the scheduler of a resumed run has reacted to its end.

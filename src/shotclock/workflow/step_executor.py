@@ -27,6 +27,7 @@ from ..providers.provider import STEP_TYPES, FileTool, StepCall, StepPart, durat
 from ..providers.workflow import RunFile, WorkflowStep
 from ..runtime.call import Call
 from . import templates
+from .artifacts import keep_artifacts
 from .lint import approved_files, inner_workflow
 from .plan import (
     groups_of,
@@ -79,6 +80,8 @@ class StepExecutor:
         self._person_wait = run.person_wait
         self.renderer = StepRenderer(run)
         self._clocks_of: dict[Clocks, Clocks] = {}
+        self._folders: dict[str, dict[int, Path]] = {}
+        """The working directories of steps with artifacts, by item."""
 
     async def execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         """Execute one step and leave its state final."""
@@ -105,9 +108,13 @@ class StepExecutor:
                 verdict = await _Items(self, self._run, work, items, source).carry_out()
             if verdict is Status.SUCCEEDED:
                 await self._judge_output(step, state, scope)
-            state.status = verdict
+            state.status = await keep_artifacts(self._run, step, state, verdict, self._folders.pop(name, {}))
         except StepFailed as failed:
+            await keep_artifacts(self._run, step, state, Status.FAILED, self._folders.pop(name, {}))
             self.note_failure(state, failed)
+        except asyncio.CancelledError:
+            await keep_artifacts(self._run, step, state, Status.CANCELLED, self._folders.pop(name, {}))
+            raise
         except Exception as error:  # a bug: the step fails with its traceback
             context = {"traceback": "".join(traceback.format_exception(error, limit=TRACEBACK_FRAMES))}
             bug = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}", "retryable": False}
@@ -309,6 +316,8 @@ class StepExecutor:
     async def _try(self, work: _Work) -> AnsweredTry:
         run, step, state = self._run, work.step, work.state
         rendered = work.approved or await self.renderer.render_step(step, self._with_deadline(work))
+        if step.artifacts:
+            self._folders.setdefault(work.name, {})[work.item[0]] = rendered.folder
         log = self.open_log(step, state.id, state.attempts)
         call = self.make_call(
             work.name,

@@ -295,6 +295,7 @@ class Written(NamedTuple):
 
 def check_templates(workflow: WorkflowFile, *, prompts: Mapping[str, str] = MappingProxyType({})) -> Iterator[Finding]:
     """`prompts` are the texts of prompt files, by step."""
+    yield from _check_group(workflow)
     checked = [
         (each.path, check_template(each.text, each.visible, is_condition=each.is_condition))
         for each in _find_templates(workflow, prompts)
@@ -317,6 +318,19 @@ def check_templates(workflow: WorkflowFile, *, prompts: Mapping[str, str] = Mapp
                 message = f"`{kind}.{name}` {what}: nothing makes it wait for {name}"
                 hint = f"add {name} to its `depends_on`"
                 yield Finding("template/not-waited-for", message, path, suggestion=hint, is_error=False)
+
+
+def _check_group(workflow: WorkflowFile) -> Iterator[Finding]:
+    """The group is known before anything runs, so that only inputs can be in it."""
+    if workflow.concurrency is None or not is_template(workflow.concurrency.group):
+        return
+    path, text = ("concurrency", "group"), workflow.concurrency.group
+    if not is_simple(text):
+        message = f"{_quote(text)}: a group is text with names of inputs, such as `deploy-{{{{ inputs.target }}}}`"
+        yield Finding("template/group", message, path)
+        return
+    for found in _check_names(text, VisibleNames(("inputs",), workflow.inputs, ())).findings[:FINDINGS_EACH]:
+        yield replace(found, path=path)
 
 
 def _find_templates(workflow: WorkflowFile, prompts: Mapping[str, str]) -> Iterator[Written]:

@@ -11,6 +11,7 @@ import hashlib
 from functools import lru_cache
 from importlib import resources
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined, Template
 
@@ -22,6 +23,7 @@ from ..report import (
     WORDS,
     Report,
     ReportedStep,
+    artifacts_in_words,
     brief,
     clock_in_words,
     format_output,
@@ -40,6 +42,7 @@ OPEN_OUTPUT = 2_000  # characters of an output that is open as soon as its step 
 COMPACT_FROM = 60  # steps from which on each row is one line
 DEADLINE_IN_SIGHT = 1.7  # in durations of the run. A later deadline would squeeze the timeline, and is not shown
 TICKS = 6
+ARTIFACTS_SHOWN = 500  # of one step
 
 
 def to_html(report: Report) -> str:
@@ -57,6 +60,8 @@ def to_html(report: Report) -> str:
     is_near = report.budget_ms is not None and report.budget_ms <= end_ms
     path = list(report.critical_path)
     durations = {step.id: step.duration_ms or 0 for step in report.steps}
+    for row in rows:
+        row["artifacts"] = _link_artifacts(report, row["step"])
     return _template().render(
         report=report,
         rows=rows,
@@ -74,6 +79,7 @@ def to_html(report: Report) -> str:
         outputs=_outputs(report),
         open_output=OPEN_OUTPUT,
         words=WORDS,
+        artifacts="" if report.artifacts is None else artifacts_in_words(report.artifacts),
         style=style,
         script=script,
         style_hash=_hash(style),
@@ -90,6 +96,13 @@ def _printed(step: ReportedStep) -> list[tuple[str, str]]:
         shown += [(f"{name} stdout", each["stdout"])] if not is_last and each["stdout"] else []
         shown += [(f"{name} stderr", each["stderr"])] if each["stderr"] and not (is_last and step.error) else []
     return shown
+
+
+def _link_artifacts(report: Report, step: ReportedStep) -> list[tuple[dict[str, Any], str]]:
+    """Return the artifacts of a step with the URL of each, which is empty if they were deleted."""
+    artifacts = report.artifacts or {}
+    base = "" if artifacts.get("is_deleted", True) else f"file://{quote(artifacts['folder'])}/"
+    return [(each, base and base + quote(each["file"])) for each in step.artifacts[:ARTIFACTS_SHOWN]]
 
 
 def _outputs(report: Report) -> list[tuple[str, str]]:
