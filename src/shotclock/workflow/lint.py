@@ -49,6 +49,7 @@ from .schema import (
     callers_of,
     calls_of,
     envs_of,
+    find_unset_notify,
     find_unset_variables,
     find_wrong_defaults,
     is_template,
@@ -101,7 +102,8 @@ def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
         return []
     return [
         Finding("env/unset", message, path, loaded.source.place_of(path), is_error=False)
-        for path, message in find_unset_variables(loaded.readable, environment)
+        for find in (find_unset_variables, find_unset_notify)
+        for path, message in find(loaded.readable, environment)
     ][:FINDINGS_LIMIT]
 
 
@@ -165,6 +167,9 @@ class _Nesting:
             return [Finding("nested/depth", f"workflows in workflows, more than {NESTING_LIMIT} deep", path)], []
         limit_ms = _limit_ms(workflow, step, timeout_ms)
         here = list(_check_fit(child, str(where[1]), step, limit_ms)) if where[0] == "steps" else []
+        if child.readable is not None and child.readable.notify:
+            message = f"`notify` of {step.workflow} is not used here: only the outermost run sends messages"
+            here.append(Finding("notify/nested", message, path, is_error=False))
         if (own, limit_ms) in self.seen:
             return here, []
         self.seen.add((own, limit_ms))

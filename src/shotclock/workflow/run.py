@@ -36,6 +36,7 @@ from ..store.home import StoreBusy
 from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Store, prune_in_passing
 from .lint import identity, inner_workflow
+from .notices import Notice, answer_again, notice_of
 from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, most_tries, run_timeout_ms
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
 from .scheduler import RunLimits, Scheduler
@@ -131,7 +132,7 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
     """Resume a parked or cut-off run with its old deadline. An ended run returns its old envelope."""
     run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
-        return read_envelope(run.envelope)
+        return await answer_again(run, read_envelope(run.envelope), store, caller.environment)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     workflow = await asyncio.to_thread(restore_secrets, run, workflow)
     _refuse_unset(workflow, caller.environment)
@@ -451,6 +452,8 @@ class _Run:
             await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
+        if (notice := self._find_notice(envelope)) is not None:
+            envelope.warnings += await notice.send()
         return envelope
 
     async def _end(
@@ -467,17 +470,28 @@ class _Run:
             notice = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
             outcome.warnings += (notice,)
         envelope = answer(self.call, outcome)
+        notice = self._find_notice(envelope)
+        end = partial(runs.end, run_id, owes_notice=notice is not None)
         try:
             try:
-                await asyncio.to_thread(runs.end, run_id, envelope.to_dict(), wall_time())
+                await asyncio.to_thread(end, envelope.to_dict(), wall_time())
             except ValueError as error:  # together the outputs are too long for one value
                 envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
-                await asyncio.to_thread(runs.end, run_id, _without_outputs(envelope), wall_time())
+                await asyncio.to_thread(end, _without_outputs(envelope), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
         if self.caller.outer is None:
             await asyncio.to_thread(prune_in_passing, self.store, os.environ, wall_time(), is_alive)
+        if notice is not None:
+            envelope.warnings += await notice.send_end(self.store)
         return envelope
+
+    def _find_notice(self, envelope: Envelope) -> Notice | None:
+        """Return the message about the run, if anybody wants it. A nested run sends none: the outer one does."""
+        request, environment = self.request, self.caller.environment
+        if self.caller.outer is not None:
+            return None
+        return notice_of(request.run_id, request.name, request.file, request.workflow, envelope, environment)
 
     def _find_fired(self) -> Fired:
         """Return the limit that stopped the run, as it was set, not less a parent's reserve."""
