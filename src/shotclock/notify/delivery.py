@@ -48,8 +48,12 @@ SENDER = [
 class Unsent:
     """A message that was not sent, or whose arrival is unknown."""
 
-    channel: str
+    entry: Entry
     reason: str
+
+    @property
+    def channel(self) -> str:
+        return self.entry.label
 
     def as_warning(self) -> Warning_:
         return warning("NOT_NOTIFIED", f"{self.channel}: {self.reason}", channel=self.channel)
@@ -68,7 +72,7 @@ async def deliver(
         sending = [_Message(entry, event, environment, folder).send(runtime) for entry in entries]
         reasons = await asyncio.gather(*sending)
     found = zip(entries, reasons, strict=True)
-    return [Unsent(entry.label, reason) for entry, reason in found if reason is not None]
+    return [Unsent(entry, reason) for entry, reason in found if reason is not None]
 
 
 class _Message:

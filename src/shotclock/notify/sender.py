@@ -64,6 +64,7 @@ def _send_mail(task: Mapping[str, Any]) -> str | None:
     # Named, because the name is otherwise looked up, which may take long.
     own_name = os.uname().nodename
     try:
+        server: smtplib.SMTP
         if port == TLS_PORT:
             server = smtplib.SMTP_SSL(host, port, own_name, timeout=SOCKET_LIMIT_S, context=tls)
         else:

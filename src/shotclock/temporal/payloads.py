@@ -91,8 +91,11 @@ class OrderedConverter(CompositePayloadConverter):
 
 
 def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> JsonObject:
-    """Return the file for the engine. Refuse secrets without encryption, and an agent whose tool is a workflow,
-    because a worker cannot wait for a nested run."""
+    """Return the file for the engine. Refuse secrets without encryption, `notify`, and an agent whose tool is a
+    workflow, because a worker cannot wait for a nested run."""
+    if workflow.notify:
+        message = "`notify` of a file is not sent for runs on Temporal"
+        raise Failure("PRECONDITION", message, suggestion="remove it, or run the file here, without `--on`")
     for step_id, step in ai_steps(workflow):
         if any(workflow.tools[name].workflow is not None for name in step.ai.tools):
             message = f"step {step_id}: a workflow cannot be an agent's tool on Temporal"

@@ -76,13 +76,12 @@ def notice_of(
     own, others = _wanting(workflow.notify, events), _wanting(users.notify, events)
     if not (own or others or flaw):
         return None
-    own_env = {key: str(text) for key, text in workflow.env.items() if _is_plain(text)}  # with those of `env_file`
     event = _describe(run_id, name, file, envelope, data, events[0], users)
     return Notice(
         redaction_for(workflow, environment).value(event),
         own,
         others,
-        {**environment, **own_env},
+        environment_of(workflow, environment),
         str(Path(file).parent),
         flaw,
     )
@@ -103,6 +102,21 @@ async def answer_again(run: StoredRun, envelope: Envelope, store: Store, environ
 
 def _wanting(entries: Sequence[Entry], events: Sequence[str]) -> list[Entry]:
     return [entry for entry in entries if not set(events).isdisjoint(entry.on)]
+
+
+def environment_of(workflow: WorkflowFile, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for `notify`: those of the caller, and the plain ones of the file and its `env_file`."""
+    return {**environment, **{name: str(text) for name, text in workflow.env.items() if _is_plain(text)}}
+
+
+def warn_of_temporal(environment: Mapping[str, str]) -> list[Warning_]:
+    """Return the warning that a run on Temporal sends nothing, if the user's file asks for messages about runs."""
+    try:
+        wanted = any(set(entry.on) != {"proposed"} for entry in read_user_file(environment).notify)
+    except Failure as failure:
+        return [warning("NOT_NOTIFIED", str(failure))]
+    message = "runs on Temporal send no notifications; look at them with `shotclock report --on URL`"
+    return [warning("NOT_NOTIFIED", message)] if wanted else []
 
 
 def _is_plain(text: object) -> bool:

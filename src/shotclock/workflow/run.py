@@ -467,8 +467,8 @@ class _Run:
         outcome = judge_run(self.call, states, data, ended_by, self._find_fired(), is_out_of_time=is_out_of_time)
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
         if self._logs is not None and self._logs.lost:
-            notice = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
-            outcome.warnings += (notice,)
+            lost = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
+            outcome.warnings += (lost,)
         envelope = answer(self.call, outcome)
         notice = self._find_notice(envelope)
         end = partial(runs.end, run_id, owes_notice=notice is not None)
