@@ -23,7 +23,7 @@ from ..core.value_types import value
 from ..core.visible_text import Redaction, looks_secret, one_line
 from ..runtime.commands import explain_unstartable
 from ..runtime.runtime import Runtime
-from .entries import Entry
+from .entries import REFUSED, Entry
 
 # A message has five seconds in all: what is left of them after these is for the kill and its proof.
 TIMEOUT_MS, GRACE_MS = 4_400, 300
@@ -122,7 +122,7 @@ class _Message:
             return None
         said = output if argv is SENDER else report.stderr.head + report.stderr.tail
         last = next((line for line in reversed(said.decode(errors="replace").splitlines()) if line.strip()), "")
-        if argv is SENDER and report.status == 1:
+        if argv is SENDER and report.status == REFUSED:
             return self._shown(last)
         return f"ended with exit code {report.status}" + (f": {self._shown(last)}" if last else "")
 

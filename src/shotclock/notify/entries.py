@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -12,6 +13,8 @@ from ..core.visible_text import is_secret_header
 
 MOST_ENTRIES = 20  # each is a process while it is sent
 CHANNELS = ("command", "webhook", "ntfy", "slack", "smtp")
+REFUSED = 3  # the exit code of our sender with a reason; Python itself ends with others
+_ADDRESS = re.compile(r"[^@\s<>]+@[^@\s<>]+|[^@\r\n<>]*<[^@\s<>]+@[^@\s<>]+>")
 TLS_PORT = 465  # where TLS begins with the connection
 
 
@@ -32,6 +35,12 @@ def _as_url(written: str) -> str:
     return written
 
 
+def _as_address(written: str) -> str:
+    if not _ADDRESS.fullmatch(written):
+        raise ValueError("is not a mail address; write me@example.com, or Me <me@example.com>")
+    return written
+
+
 def _no_secrets(headers: dict[str, str]) -> dict[str, str]:
     for name, text in headers.items():
         if is_secret_header(name) and not REFERENCE.search(text):
@@ -48,7 +57,10 @@ def _only_reference(written: str) -> str:
 def _no_references(words: list[str]) -> list[str]:
     for word in words:
         if found := REFERENCE.search(word):
-            raise ValueError(f"{found[0]} is not replaced in a command, where others could see it; put it into `env`")
+            name = found[1]
+            raise ValueError(
+                f"{found[0]} would be visible to others; add `env: {{{name}: ${{{name}}}}}`, and read ${name}"
+            )
     return words
 
 
@@ -57,7 +69,7 @@ def _as_list(written: Any) -> Any:
 
 
 Url = Annotated[str, After(_as_url)]
-Address = Annotated[str, Limits(min_length=3, pattern=r"^[^\r\n]*[^@\s]@[^@\s]+$")]
+Address = Annotated[str, After(_as_address)]
 Addresses = Annotated[list[Address], Before(_as_list, str | list[str])]
 RunEvent = Literal["failed", "parked", "timed_out", "ended"]
 AnyEvent = Literal["failed", "parked", "timed_out", "ended", "proposed"]

@@ -16,7 +16,7 @@ from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import Any
 
-from .entries import TLS_PORT
+from .entries import REFUSED, TLS_PORT
 
 SOCKET_LIMIT_S = 5.0  # of one operation
 
@@ -30,7 +30,7 @@ def main() -> int:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if reason is not None:
         os.write(1, reason.encode(errors="replace"))
-    return 0 if reason is None else 1
+    return 0 if reason is None else REFUSED
 
 
 def _post(task: Mapping[str, Any]) -> str | None:
