@@ -192,7 +192,7 @@ def test_the_users_file_is_for_all_runs_and_a_nested_run_sends_nothing(runs: Run
     runs(outer, code=0)
     assert [request.path for request in taken.items] == ["/user"]
     found = shotclock(runs, "check", outer)["data"]["findings"]
-    assert [(each["rule"], each["severity"]) for each in found] == [("notify/nested", "warning")]
+    assert [(each["rule"], each["severity"]) for each in found] == [("nested/notify", "warning")]
 
 
 def test_a_mistake_in_the_users_file_is_a_warning(runs: Runs) -> None:

@@ -82,6 +82,7 @@ def describe(proposal: Proposal, users: UserFile) -> dict[str, Any]:
         "destructive": proposal.ask.policy.destructive,
         "expires_at": proposal.expires_at.iso(),
         "host": os.uname().nodename,
+        "at": proposal.created_at.iso(),
         "command": command,
         "text": f"{asks}\n{command}",
         **({} if link is None else {"link": link}),

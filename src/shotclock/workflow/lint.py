@@ -169,7 +169,7 @@ class _Nesting:
         here = list(_check_fit(child, str(where[1]), step, limit_ms)) if where[0] == "steps" else []
         if child.readable is not None and child.readable.notify:
             message = f"`notify` of {step.workflow} is not used here: only the outermost run sends messages"
-            here.append(Finding("notify/nested", message, path, is_error=False))
+            here.append(Finding("nested/notify", message, path, is_error=False))
         if (own, limit_ms) in self.seen:
             return here, []
         self.seen.add((own, limit_ms))
