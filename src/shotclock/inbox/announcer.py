@@ -37,14 +37,20 @@ class Announcer:
         for proposal in proposals:
             try:
                 users = read_user_file(os.environ)
-            except Failure as failure:
-                self._note(proposal.id, [str(failure)])
-                continue
-            if users.entries_for(EVENT):
-                self._threads = self._threads or ThreadPoolExecutor(AT_ONCE, thread_name_prefix="shotclock-notify")
-                sent = self._threads.submit(self._send, proposal, users)
-                self._sending[sent] = proposal.id
-                sent.add_done_callback(lambda done: self._sending.pop(done, None))
+                if users.entries_for(EVENT):
+                    self._begin(proposal, users)
+            except (Failure, RuntimeError) as error:  # the file has a mistake, or there are no more threads
+                self._note(proposal.id, [str(error)])
+
+    @property
+    def is_sending(self) -> bool:
+        return bool(self._sending)
+
+    def _begin(self, proposal: Proposal, users: UserFile) -> None:
+        self._threads = self._threads or ThreadPoolExecutor(AT_ONCE, thread_name_prefix="shotclock-notify")
+        sent = self._threads.submit(self._send, proposal, users)
+        self._sending[sent] = proposal.id
+        sent.add_done_callback(lambda done: self._sending.pop(done, None))
 
     def close(self) -> None:
         """Wait, bounded, for the messages that are being sent."""

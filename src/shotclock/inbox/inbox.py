@@ -105,10 +105,11 @@ class Inbox:
             if self._closed:
                 return
             self._closed = True
-        await asyncio.to_thread(self._announcer.close)
         last = self._thread.submit(self._finish)
         self._thread.shutdown(wait=False)
         await asyncio.wait([asyncio.wrap_future(last)], timeout=CLOSE_LIMIT_S)
+        if self._announcer.is_sending:
+            await asyncio.to_thread(self._announcer.close)
 
     # --- for agents -----------------------------------------------------------------------------------------
 
