@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from shotclock.core.clocks import format_duration
 from shotclock.core.validation import Part
-from shotclock.notify.entries import Entry, SmtpPart
+from shotclock.notify.entries import NotifyPart, SmtpPart
 from shotclock.providers import ai
 from shotclock.providers.ai import AiLimits, AiPart, AiServer
 from shotclock.providers.provider import STEP_TYPES, Backoff, Reaction, StepPart, StepRetry
@@ -164,7 +164,7 @@ def test_every_key_is_in_the_reference_with_its_default_and_no_other() -> None:
         ("Reactions", 1, StepRetry),
         ("Reactions", 2, Backoff),
         ("Tools", 0, ToolPart),
-        ("Notify", 0, Entry),
+        ("Notify", 0, NotifyPart),
         ("Notify", 1, SmtpPart),
         ("Inputs", 0, InputPart),
         ("Defaults", 0, DefaultsPart),

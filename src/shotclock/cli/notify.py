@@ -11,8 +11,8 @@ from pathlib import Path
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
 from ..core.visible_text import one_line
-from ..notify.delivery import deliver, host_name
-from ..notify.entries import Entry
+from ..notify.delivery import deliver
+from ..notify.entries import NotifyPart
 from ..notify.user_file import read_user_file
 from ..process.environment import config_file
 from ..runtime.call import Outcome
@@ -29,7 +29,7 @@ def _run_test(what: str, flow: str | None, timeout: int) -> ChildWork:
 
 
 def _test(flow: str | None) -> Outcome:
-    entries: Sequence[Entry]
+    entries: Sequence[NotifyPart]
     environment, folder = dict(os.environ), None
     if flow is None:
         _refuse_project()
@@ -45,8 +45,14 @@ def _test(flow: str | None) -> Outcome:
         environment, folder = environment_of(loaded.workflow, os.environ), str(Path(flow).absolute().parent)
     if not entries:
         raise Failure("PRECONDITION", f"there is no `notify` in {file}", suggestion="add an entry, then try again")
-    text = f"This is a trial of the notifications in {file} on {host_name()}."
-    event = {"event": "test", "title": "A trial of shotclock", "host": host_name(), "file": str(file), "text": text}
+    text = f"This is a trial of the notifications in {file} on {os.uname().nodename}."
+    event = {
+        "event": "test",
+        "title": "A trial of shotclock",
+        "host": os.uname().nodename,
+        "file": str(file),
+        "text": text,
+    }
     unsent = {id(each.entry): each.reason for each in asyncio.run(deliver(entries, event, environment, folder))}
     rows = [
         {"channel": entry.label, "on": entry.on, "ok": id(entry) not in unsent, "reason": unsent.get(id(entry))}

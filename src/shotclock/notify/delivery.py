@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from ..core.value_types import value
 from ..core.visible_text import Redaction, looks_secret, one_line
 from ..runtime.commands import explain_unstartable
 from ..runtime.runtime import Runtime
-from .entries import REFUSED, Entry
+from .entries import REFUSED, NotifyPart
 
 # A message has five seconds in all: what is left of them after these is for the kill and its proof.
 TIMEOUT_MS, GRACE_MS = 4_400, 300
@@ -48,7 +47,7 @@ SENDER = [
 class Unsent:
     """A message that was not sent, or whose arrival is unknown."""
 
-    entry: Entry
+    entry: NotifyPart
     reason: str
 
     @property
@@ -60,7 +59,7 @@ class Unsent:
 
 
 async def deliver(
-    entries: Sequence[Entry], event: Event, environment: Mapping[str, str], folder: str | None = None
+    entries: Sequence[NotifyPart], event: Event, environment: Mapping[str, str], folder: str | None = None
 ) -> list[Unsent]:
     """Send an event on the channels of these entries, all at once, and return the failures. Commands run in `folder`.
 
@@ -76,7 +75,7 @@ async def deliver(
 
 
 class _Message:
-    def __init__(self, entry: Entry, event: Event, environment: Mapping[str, str], folder: str | None) -> None:
+    def __init__(self, entry: NotifyPart, event: Event, environment: Mapping[str, str], folder: str | None) -> None:
         self._entry, self._event, self._folder = entry, event, folder
         self._environment = environment
         self._redaction = Redaction(environment)
@@ -162,7 +161,3 @@ def variables_of(event: Event) -> dict[str, str]:
     """Return the variables of a command: SHOTCLOCK_EVENT, and those of the run or the proposal."""
     names = {"event": "EVENT", "run_id": "RUN_ID", "name": "RUN_NAME", "proposal_id": "PROPOSAL_ID", "text": "TEXT"}
     return {f"SHOTCLOCK_{name}": str(event[key]) for key, name in names.items() if key in event}
-
-
-def host_name() -> str:
-    return os.uname().nodename

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -93,7 +93,7 @@ class SmtpPart(Part):
             raise ValueError("`starttls: false` would send the password unencrypted")
 
 
-class Entry(Part):
+class NotifyPart(Part):
     """One message: its events, and one channel."""
 
     on: list[RunEvent] = field(min_length=1)
@@ -146,20 +146,17 @@ class Entry(Part):
         return {path: fill_in(text, environment) for path, text in self.texts().items()}
 
 
-class UserEntry(Entry):
+class UserNotifyPart(NotifyPart):
     """An entry of the user's own file, which may be about proposals too."""
 
     on: list[AnyEvent] = field(min_length=1)  # type: ignore[assignment]
 
 
-def _few(limit: int) -> Callable[[list[Any]], list[Any]]:
-    def check(entries: list[Any]) -> list[Any]:
-        if len(entries) > limit:
-            raise ValueError(f"has {len(entries)} entries; {limit} are the most")
-        return entries
-
-    return check
+def _few(entries: list[Any]) -> list[Any]:
+    if len(entries) > MOST_ENTRIES:
+        raise ValueError(f"has {len(entries)} entries; {MOST_ENTRIES} are the most")
+    return entries
 
 
-Entries = Annotated[list[Entry], After(_few(MOST_ENTRIES))]
-UserEntries = Annotated[list[UserEntry], After(_few(MOST_ENTRIES))]
+Entries = Annotated[list[NotifyPart], After(_few)]
+UserEntries = Annotated[list[UserNotifyPart], After(_few)]

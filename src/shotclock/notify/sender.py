@@ -16,6 +16,8 @@ from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from typing import Any
 
+import httpx2
+
 from .entries import REFUSED, TLS_PORT
 
 SOCKET_LIMIT_S = 5.0  # of one operation
@@ -34,8 +36,6 @@ def main() -> int:
 
 
 def _post(task: Mapping[str, Any]) -> str | None:
-    import httpx2  # a mail needs none of it
-
     headers = [(name, _as_header(text)) for name, text in task["headers"].items()]
     try:
         with (

@@ -10,7 +10,7 @@ from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.validation import After, Part, ValidationError, field
 from ..process.environment import config_file
-from .entries import Url, UserEntries, UserEntry
+from .entries import Url, UserEntries, UserNotifyPart
 
 
 def _without_slash(url: str) -> str:
@@ -24,7 +24,7 @@ class UserFile(Part):
     page: Annotated[Url, After(_without_slash)] | None = None
     """Where the operators' page is served, for links to a proposal."""
 
-    def entries_for(self, event: str) -> list[UserEntry]:
+    def entries_for(self, event: str) -> list[UserNotifyPart]:
         return [entry for entry in self.notify if event in entry.on]
 
     def link_to(self, proposal_id: str) -> str | None:

@@ -7,6 +7,7 @@ after `kill -9` is sent once; a process killed in the five seconds of sending ma
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from ..core.errors import Failure
 from ..core.references import REFERENCE
 from ..core.value_types import value
 from ..core.visible_text import one_line
-from ..notify.delivery import Unsent, deliver, host_name
-from ..notify.entries import Entry
+from ..notify.delivery import Unsent, deliver
+from ..notify.entries import NotifyPart
 from ..notify.user_file import UserFile, read_user_file
 from ..process.clock import wall_time
 from ..store.runs import StoredRun
@@ -32,8 +33,8 @@ class Notice:
     """A message about a run, with the entries that want it, of its file and of the user's."""
 
     event: Mapping[str, Any]
-    own: Sequence[Entry]
-    users: Sequence[Entry]
+    own: Sequence[NotifyPart]
+    users: Sequence[NotifyPart]
     environment: Mapping[str, str]
     folder: str
     flaw: Warning_ | None = None
@@ -100,7 +101,7 @@ async def answer_again(run: StoredRun, envelope: Envelope, store: Store, environ
     return envelope
 
 
-def _wanting(entries: Sequence[Entry], events: Sequence[str]) -> list[Entry]:
+def _wanting(entries: Sequence[NotifyPart], events: Sequence[str]) -> list[NotifyPart]:
     return [entry for entry in entries if not set(events).isdisjoint(entry.on)]
 
 
@@ -153,7 +154,7 @@ def _describe(
         "run_id": run_id,
         "name": name,
         "file": file,
-        "host": host_name(),
+        "host": os.uname().nodename,
         "at": wall_time().iso(),
         "ok": envelope.ok,
         "code": envelope.code,
