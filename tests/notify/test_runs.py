@@ -166,6 +166,17 @@ def test_the_end_is_recorded_before_the_message_is_sent(runs: Runs, taken: Taken
     process.communicate(timeout=WITHIN_S)
 
 
+def test_the_caller_of_a_run_gets_its_answer_before_its_own_deadline(runs: Runs, taken: Taken) -> None:
+    taken.drips = True
+    file = flow(runs, taken, "steps: {a: {exec: sleep 60}}")
+    program = [sys.executable, "-m", "shotclock"]
+    argv = [*program, "exec", "--timeout", "3s", "--", *program, "run", file, "--json"]
+    ended = subprocess.run(argv, cwd=runs.folder, env=runs.env, capture_output=True, timeout=WITHIN_S)
+    envelope = json.loads(ended.stdout)
+    assert (ended.returncode, envelope["error"]["code"]) == (10, "TIMEOUT")
+    assert [notice["code"] for notice in envelope["warnings"]] == ["NOT_NOTIFIED"]
+
+
 def test_secrets_are_neither_sent_nor_shown(runs: Runs, taken: Taken) -> None:
     runs.env["HOOK_TOKEN"] = "opensesame-1"
     (runs.folder / ".env").write_text("MORE_TOKEN=opensesame-2\n")
