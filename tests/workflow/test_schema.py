@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 from shotclock.core.clocks import format_duration
 from shotclock.core.validation import Part
+from shotclock.notify.entries import NotifyPart, SmtpPart
 from shotclock.providers import ai
 from shotclock.providers.ai import AiLimits, AiPart, AiServer
 from shotclock.providers.provider import STEP_TYPES, ArtifactPath, Backoff, Reaction, StepPart, StepRetry
@@ -165,6 +166,8 @@ def test_every_key_is_in_the_reference_with_its_default_and_no_other() -> None:
         ("Concurrency", 0, ConcurrencyPart),
         ("Artifacts", 0, ArtifactPath),
         ("Tools", 0, ToolPart),
+        ("Notify", 0, NotifyPart),
+        ("Notify", 1, SmtpPart),
         ("Inputs", 0, InputPart),
         ("Defaults", 0, DefaultsPart),
         ("The ai block", 0, AiPart),

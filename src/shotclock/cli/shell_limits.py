@@ -13,9 +13,15 @@ from types import FrameType
 
 from ..core.clocks import DurationError, format_duration, parse_duration_ms
 from ..core.value_types import value
+from ..process.environment import config_file
 
 KEYS = ("timeout", "idle", "lifetime", "input_wait")
+NOTIFY_KEYS = ("notify", "page")  # notify/user_file.py reads them
 PROJECT_FILES = ("shotclock.toml", "pyproject.toml")
+NOT_OF_A_PROJECT = (
+    "a checkout must not decide where messages go; write it into ~/.config/shotclock/config.toml, or `notify:` into a "
+    "workflow file"
+)
 LONGEST_KEY = 40  # in a message
 LARGEST_FILE = 1024 * 1024
 PARSE_LIMIT_S = 1.0  # of CPU time; only a key of thousands of parts takes as long
@@ -55,8 +61,8 @@ def read_limits(
 ) -> tuple[dict[str, Limit], list[str]]:
     """Return the limits, and the mistakes in the project's file, which are ignored. Raises BadSetting for others."""
     limits = {key: Limit(defaults.get(key, 0), variable_of(key)) for key in KEYS}
-    if path := _user_file(environ):
-        limits |= _read_file(path, _refuse) or {}
+    if path := config_file(environ):
+        limits |= _read_file(path, _refuse, others=NOTIFY_KEYS) or {}
     mistakes: list[str] = []
     for key, limit in _read_project(folder, environ.get("HOME", ""), mistakes.append).items():
         if limit.ms and (not limits[key].ms or limit.ms < limits[key].ms):
@@ -79,11 +85,6 @@ def _refuse(mistake: str) -> None:
     raise BadSetting(mistake)
 
 
-def _user_file(environ: Mapping[str, str]) -> str:
-    base = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if (home := environ.get("HOME")) else "")
-    return f"{base}/shotclock/config.toml" if os.path.isabs(base) else ""
-
-
 def _read_project(folder: str, home: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]:
     """Return the limits of the nearest project file: in this folder, or above it in the same repository.
 
@@ -103,8 +104,11 @@ def _read_project(folder: str, home: str, on_mistake: Callable[[str], None]) -> 
     return {}
 
 
-def _read_file(path: str, on_mistake: Callable[[str], None]) -> dict[str, Limit] | None:
-    """Return the limits that a file sets; None if there is no such file, or it has no table of ours."""
+def _read_file(path: str, on_mistake: Callable[[str], None], others: tuple[str, ...] = ()) -> dict[str, Limit] | None:
+    """Return the limits that a file sets; None if there is no such file, or it has no table of ours.
+
+    `others` are keys that it may have for other readers.
+    """
     text = _read_bytes(path)
     is_shared = path.endswith("/pyproject.toml")  # with other tools
     if text is None or (is_shared and _TABLE not in text):
@@ -123,6 +127,11 @@ def _read_file(path: str, on_mistake: Callable[[str], None]) -> dict[str, Limit]
         return {}
     limits = {}
     for key, written in table.items():
+        if key in others:
+            continue
+        if key in NOTIFY_KEYS:
+            on_mistake(f"{path}: {key}: {NOT_OF_A_PROJECT}")
+            continue
         if key not in KEYS:
             on_mistake(f"{path}: unknown key {key[:LONGEST_KEY]!r}; the keys are {', '.join(KEYS)}")
             continue

@@ -356,6 +356,7 @@ MODULES = {
     "serve": ("serve", "Serve an App's commands as MCP tools, on stdin and stdout."),
     "job": ("jobs", "List, inspect, wait for, extend and stop work that outlives its caller."),
     "inbox": ("inbox", "Decide proposals of agents, or make one and wait for the decision."),
+    "notify": ("notify", "Try the notifications of runs and proposals."),
     "ui": ("ui", "Run UI actions on a browser or a phone, each within its timeout."),
     "token": ("maintenance", "Create, list and revoke access tokens of agents and operators."),
     "completion": ("completion", "Print a script that completes commands and options in bash, zsh or fish."),

@@ -46,6 +46,7 @@ from ..store.home import load_private_key, make_private_directory
 from ..store.proposals import NewProposal
 from ..store.store import Store, prune_in_passing
 from .access import Principal, make_id
+from .announcer import Announcer
 from .audit_file import AuditFile, AuditProblem
 from .person_wait import read_inbox_limits
 from .watcher import Watcher
@@ -90,6 +91,7 @@ class Inbox:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shotclock-inbox-store")
         self._watcher = Watcher(store.proposals, self._file_soon)
         self._file = AuditFile(store)
+        self._announcer = Announcer(store)
         self._lock = threading.Lock()
         self._queued: deque[tuple[NewProposal, Future[Proposal]]] = deque()
         self._filing = False
@@ -106,6 +108,8 @@ class Inbox:
         last = self._thread.submit(self._finish)
         self._thread.shutdown(wait=False)
         await asyncio.wait([asyncio.wrap_future(last)], timeout=CLOSE_LIMIT_S)
+        if self._announcer.is_sending:
+            await asyncio.to_thread(self._announcer.close)
 
     # --- for agents -----------------------------------------------------------------------------------------
 
@@ -324,6 +328,8 @@ class Inbox:
                     answer.set_exception(error)
             return
         self._announce_change()
+        pairs = zip(valid, found, strict=True)
+        self._announcer.announce(made for (new, _), made in pairs if isinstance(made, Proposal) and made.id == new.id)
         for (_, answer), answered in zip(valid, found, strict=True):
             if isinstance(answered, Failure):
                 answer.set_exception(answered)

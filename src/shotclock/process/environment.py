@@ -34,6 +34,12 @@ UNATTENDED = {
 NO_PASSWORD = {"SSH_ASKPASS": "false", "SSH_ASKPASS_REQUIRE": "force"}
 
 
+def config_file(environ: Mapping[str, str]) -> str:
+    """Return the path of the user's own file; empty if there is no place for it."""
+    base = environ.get("XDG_CONFIG_HOME") or (f"{home}/.config" if (home := environ.get("HOME")) else "")
+    return f"{base}/shotclock/config.toml" if os.path.isabs(base) else ""
+
+
 def without_questions(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with those added that keep programs from asking. The caller's own values stay."""
     asks = "SSH_ASKPASS" in inherited or "SSH_ASKPASS_REQUIRE" in inherited

@@ -151,6 +151,10 @@ class Proposals(Table):
         details = {} if outcome.ok else {"code": outcome.code}
         return self._change(id, outcome.at, lambda old: apply_outcome(old, outcome), action, details)
 
+    def note(self, id: str, action: str, details: dict[str, Any], now: WallTime, by: str) -> Proposal:
+        """Append an entry about a proposal that stays as it is."""
+        return self._change(id, now, lambda proposal: proposal, action, details, by)
+
     def _change(
         self,
         id: str,

@@ -34,6 +34,8 @@ class StoredRun:
     """Since when it waits for a person without a process."""
     concurrency: dict[str, Any] | None = None
     """Its group, and how long it waited for that."""
+    owes_notice: bool = False
+    """Whether its end is yet to be sent to those whom its `notify` names."""
 
 
 @value
@@ -168,20 +170,36 @@ class Runs(Table):
         with self._database.read() as transaction:
             return {step.id: step for step in _STEPS.list(transaction, "WHERE run = ?", (run_id,))}
 
-    def end(self, run_id: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
+    def end(self, run_id: str, envelope: Mapping[str, Any], now: WallTime, *, owes_notice: bool = False) -> bool:
         """Record the end of a run and return whether this call ended it: the first end stays.
 
-        The outputs of steps are stored once, with the steps.
+        The outputs of steps are stored once, with the steps. `owes_notice`: see `claim_notice`.
         """
         size = "length(workflow) + length(inputs) + (SELECT coalesce(sum(length(record)), 0) FROM steps WHERE run = ?)"
         with self._database.write() as transaction:
             text = json_text(_leave_out_outputs(transaction, run_id, envelope))
             ended = transaction.execute(
-                f"UPDATE runs SET envelope = ?, bytes = ? + {size}, ended_at = ? WHERE id = ? AND ended_at IS NULL",
-                (text, len(text), run_id, now, run_id),
+                f"UPDATE runs SET envelope = ?, bytes = ? + {size}, ended_at = ?, owes_notice = ? "
+                "WHERE id = ? AND ended_at IS NULL",
+                (text, len(text), run_id, now, owes_notice, run_id),
             )
             transaction.execute("DELETE FROM group_places WHERE run = ?", (run_id,))
             return ended.rowcount > 0
+
+    def claim_notice(self, run_id: str) -> bool:
+        """Return whether the caller is to send the end of a run: only the first one is, so nothing is sent twice."""
+        query = "UPDATE runs SET owes_notice = 0 WHERE id = ? AND owes_notice"
+        with self._database.write() as transaction:
+            return transaction.execute(query, (run_id,)).rowcount > 0
+
+    def add_warnings(self, run_id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
+        """Add warnings to the envelope of an ended run."""
+        query = "SELECT envelope FROM runs WHERE id = ? AND ended_at IS NOT NULL"
+        with self._database.write() as transaction:
+            if (row := transaction.execute(query, (run_id,)).fetchone()) is not None:
+                envelope = json.loads(row[0])
+                envelope["warnings"] = [*envelope["warnings"], *warnings]
+                transaction.execute("UPDATE runs SET envelope = ? WHERE id = ?", (json_text(envelope), run_id))
 
     def get(self, run_id: str) -> StoredRun | None:
         with self._database.read() as transaction:

@@ -46,6 +46,7 @@ from ..store.proposals import export_proposal, read_exported
 from ..store.runs import StepRecord, StoredRun
 from ..workflow.engine import RunOrder, RunSummary
 from ..workflow.lint import identity
+from ..workflow.notices import warn_of_temporal
 from ..workflow.report import Report, judge_code, report_of
 from ..workflow.run import RunCaller, RunRequest, read_envelope, run_exists
 from ..workflow.schema import check_inputs
@@ -191,9 +192,11 @@ class TemporalEngine:
         caller's budget if the run only waits for people, at once if no worker serves its queue, else after its limit.
         """
         try:
-            return await self._race_to_end(run_id, caller, limit_ms + END_MARGIN_MS if limit_ms else None)
+            envelope = await self._race_to_end(run_id, caller, limit_ms + END_MARGIN_MS if limit_ms else None)
         except Failure as failure:
-            return self._unknown_answer(failure, run_id)
+            envelope = self._unknown_answer(failure, run_id)
+        envelope.warnings += warn_of_temporal(os.environ)
+        return envelope
 
     async def _race_to_end(self, run_id: str, caller: RunCaller, within_ms: int | None) -> Envelope:
         handle, began_ns = await self.handle(run_id), monotonic_ns()

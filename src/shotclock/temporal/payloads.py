@@ -92,6 +92,9 @@ class OrderedConverter(CompositePayloadConverter):
 
 def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables: Mapping[str, str]) -> JsonObject:
     """Return the file for the engine. Refuse secrets without encryption, and what only works on one machine."""
+    if workflow.notify:
+        message = "`notify` of a file is not sent for runs on Temporal"
+        raise Failure("PRECONDITION", message, suggestion="remove it, or run the file here, without `--on`")
     if workflow.concurrency is not None:
         message = "`concurrency` holds between the runs of one machine, and not on Temporal"
         hint = "run the file here, without `--on`, or give it another `--run-id` only after the run before has ended"

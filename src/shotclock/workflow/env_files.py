@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.references import REFERENCE
 from ..core.value_types import record
 from ..providers.provider import EnvFile, Scalar, StepPart
-from .schema import REFERENCE, WorkflowFile, is_template
+from .schema import WorkflowFile, is_template
 
 FILE_LIMIT = 1 << 20  # bytes
 FILES_LIMIT = 100

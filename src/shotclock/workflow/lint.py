@@ -50,6 +50,7 @@ from .schema import (
     callers_of,
     calls_of,
     envs_of,
+    find_unset_notify,
     find_unset_variables,
     find_wrong_defaults,
     is_template,
@@ -105,7 +106,8 @@ def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
         return []
     return [
         Finding("env/unset", message, path, loaded.source.place_of(path), is_error=False)
-        for path, message in find_unset_variables(loaded.readable, environment)
+        for find in (find_unset_variables, find_unset_notify)
+        for path, message in find(loaded.readable, environment)
     ][:FINDINGS_LIMIT]
 
 
@@ -172,6 +174,9 @@ class _Nesting:
         last = child.readable if where[0] == "steps" and where[1] in workflow.finally_ else None
         if last is not None and (why := find_person_inside(last)) is not None:
             here.append(Finding("finally/person", f"{NO_PERSON}: {why}", path))
+        if child.readable is not None and child.readable.notify:
+            message = f"`notify` of {step.workflow} is not used here: only the outermost run sends messages"
+            here.append(Finding("nested/notify", message, path, is_error=False))
         if (own, limit_ms) in self.seen:
             return here, []
         self.seen.add((own, limit_ms))

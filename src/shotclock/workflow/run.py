@@ -40,6 +40,7 @@ from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_
 from .concurrency import GroupRequest, enter_group
 from .finally_steps import has_begun
 from .lint import identity, inner_workflow
+from .notices import Notice, answer_again, notice_of
 from .plan import (
     clean_up_steps,
     finally_reserve,
@@ -159,7 +160,7 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
     """Resume a parked or cut-off run with its old deadline. An ended run returns its old envelope."""
     run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
-        return read_envelope(run.envelope)
+        return await answer_again(run, read_envelope(run.envelope), store, caller.environment)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     workflow = await asyncio.to_thread(restore_secrets, run, workflow)
     _refuse_unset(workflow, caller.environment)
@@ -497,6 +498,8 @@ class _Run:
             await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
+        if (notice := self._find_notice(envelope)) is not None:
+            envelope.warnings += await notice.send()
         return envelope
 
     async def _end(
@@ -515,20 +518,31 @@ class _Run:
         outcome = judge_run(self.call, states, data, ended_by, self._find_fired(), is_out_of_time=is_out_of_time)
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
         if self._logs is not None and self._logs.lost:
-            notice = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
-            outcome.warnings += (notice,)
+            lost = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
+            outcome.warnings += (lost,)
         envelope = answer(self.call, outcome)
+        notice = self._find_notice(envelope)
+        end = partial(runs.end, run_id, owes_notice=notice is not None)
         try:
             try:
-                await asyncio.to_thread(runs.end, run_id, envelope.to_dict(), wall_time())
+                await asyncio.to_thread(end, envelope.to_dict(), wall_time())
             except ValueError as error:  # together the outputs are too long for one value
                 envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
-                await asyncio.to_thread(runs.end, run_id, _without_outputs(envelope), wall_time())
+                await asyncio.to_thread(end, _without_outputs(envelope), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
         if self.caller.outer is None:
             await asyncio.to_thread(prune_in_passing, self.store, os.environ, wall_time(), is_alive)
+        if notice is not None:
+            envelope.warnings += await notice.send_end(self.store)
         return envelope
+
+    def _find_notice(self, envelope: Envelope) -> Notice | None:
+        """Return the message about the run, if anybody wants it. A nested run sends none: the outer one does."""
+        request, environment = self.request, self.caller.environment
+        if self.caller.outer is not None:
+            return None
+        return notice_of(request.run_id, request.name, request.file, request.workflow, envelope, environment)
 
     def _find_fired(self) -> Fired:
         """Return the limit that stopped the run, as it was set, not less a parent's reserve."""

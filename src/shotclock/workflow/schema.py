@@ -15,7 +15,9 @@ from ..core.clocks import DurationError, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.json_values import Read, as_plain, read_json
+from ..core.references import REFERENCE, unset_message, value_of
 from ..core.validation import After, Before, Limits, OneOf, Part, field, json_schema_of
+from ..notify.entries import Entries
 from ..providers.command import Shell, ToolStep
 from ..providers.provider import (
     STEP_TYPES,
@@ -147,6 +149,7 @@ class WorkflowFile(Part):
     finally_: list[str] = field(default=[], keys=("finally",))
     """The names of the steps that run last. The loader puts the steps of `finally` into `steps`."""
     defaults: DefaultsPart = DefaultsPart()
+    notify: Entries = field(default=[])
     id: str | None = None
     """The name of its tool in a file that imports it."""
 
@@ -279,13 +282,6 @@ def holds_template(value: Any) -> bool:
     return any(is_template(text) for _, text in texts_in(value))
 
 
-REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?-)([^{}]*))?\}")
-
-
-class UnsetVariable(LookupError):
-    """A variable of `${NAME}` that has no default and is not set."""
-
-
 class References:
     """`${NAME}` in the `env` of a file: the variables, secret or not, that a step gets.
 
@@ -303,7 +299,7 @@ class References:
         """Put a secret word for each reference. Raises UnsetVariable."""
 
         def word_for(found: re.Match[str]) -> str:
-            self._values.append(_value_of(found, self._environment))
+            self._values.append(value_of(found, self._environment))
             return f"{self._word}{len(self._values) - 1}-"
 
         return REFERENCE.sub(word_for, text)
@@ -313,15 +309,19 @@ class References:
         return re.sub(rf"{self._word}(\d+)-", lambda found: self._values[int(found[1])], text)
 
 
-def _value_of(found: re.Match[str], environment: Mapping[str, str]) -> str:
-    name, kind, instead = found.groups()
-    value = environment.get(name)
-    if value is None and kind is None:
-        raise UnsetVariable(name)
-    return instead if value is None or (kind == ":-" and not value) else value
-
-
 EnvPath = tuple[str, ...]
+
+
+def find_unset_notify(
+    workflow: WorkflowFile, environment: Mapping[str, str]
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield the path and a message for each variable of `notify` that is not set. It does not keep the run back."""
+    known = {**environment, **dict.fromkeys(workflow.env, "")}
+    for number, entry in enumerate(workflow.notify):
+        for path, text in entry.texts().items():
+            for name, kind, _ in REFERENCE.findall(text):
+                if not kind and name not in known:
+                    yield ("notify", number, *path.split(".", 1)), unset_message(name)
 
 
 def find_unset_variables(workflow: WorkflowFile, environment: Mapping[str, str]) -> Iterator[tuple[EnvPath, str]]:
@@ -333,10 +333,6 @@ def find_unset_variables(workflow: WorkflowFile, environment: Mapping[str, str])
             for name, kind, _ in REFERENCE.findall(text) if isinstance(text, str) else ():
                 if not kind and name not in environment:
                     yield (*path, key), unset_message(name)
-
-
-def unset_message(name: str) -> str:
-    return f"the variable {name} is not set; set it, or write ${{{name}:-}} if it may be missing"
 
 
 def envs_of(workflow: WorkflowFile) -> Iterator[tuple[EnvPath, Mapping[str, Scalar], str | None]]:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ..core.clocks import ClockKind, Fired, format_duration
 from ..core.envelope import Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
+from ..core.references import REFERENCE
 from ..core.value_types import field, fields_of, record
 from ..core.visible_text import HIDDEN, Redaction, is_secret_header, looks_secret
 from ..providers.provider import STEP_TYPES
 from ..runtime.call import Call, Outcome, wound_down_problem
 from ..runtime.outcomes import outcome_of_error
 from .plan import keep_steps
-from .schema import REFERENCE, WorkflowFile
+from .schema import WorkflowFile
 
 if TYPE_CHECKING:
     from ..store.runs import StoredRun

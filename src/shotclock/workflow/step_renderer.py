@@ -13,13 +13,14 @@ from ..core.clocks import Clocks
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.json_values import as_text, is_true
+from ..core.references import UnsetVariable, unset_message
 from ..core.visible_text import looks_secret
 from ..providers.ai import AI, AiStep, read_prompt
 from ..providers.command import CommandStep, ToolStep, shell_argv
 from ..providers.provider import STEP_TYPES, StepPart, StepType
 from . import templates
 from .run_context import RunContext
-from .schema import References, UnsetVariable, holds_template, is_template, unset_message
+from .schema import References, holds_template, is_template
 from .shell_quoting import Unsafe, find_variable_refusal, with_references
 from .state import JsonObject, Status, StepError, TemplateScope
 from .templates import mentions, uses_mapping

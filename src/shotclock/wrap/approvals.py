@@ -23,6 +23,7 @@ from ..core.proposal import ActionOutcome, Kind, Policy, Proposal, ProposalReque
 from ..core.proposal_checks import TITLE_LIMIT, problems_with
 from ..core.value_types import entity, replace, value
 from ..inbox.access import ANONYMOUS, make_id
+from ..inbox.announcer import Announcer
 from ..inbox.audit_file import AuditFile
 from ..inbox.person_wait import NOT_BOUND, describe_proposal, read_inbox_limits
 from ..process.clock import monotonic_ns, wall_time
@@ -102,6 +103,7 @@ class InboxThread:
         self._news: deque[QuestionEnd] = deque()
         self._waiting: list[InboxQuestion] = []
         self._store: Store | None = None
+        self._announcer: Announcer | None = None
         self._thread = threading.Thread(target=self._run, name="shotclock-wrap-inbox", daemon=True)
 
     # --- for the loop --------------------------------------------------------------------------------------------
@@ -140,6 +142,8 @@ class InboxThread:
         if self._thread.ident is not None:
             self._orders.put(None)
             self._thread.join(CLOSE_LIMIT_S)
+            if self._announcer is not None:
+                self._announcer.close()
 
     def _order(self, work: Callable[[], None]) -> None:
         if self._thread.ident is None:
@@ -195,6 +199,9 @@ class InboxThread:
         found = store.proposals.attach_or_create_all([new], wall_time(), read_inbox_limits())[0]
         if isinstance(found, Failure):
             raise found
+        if found.id == new.id:
+            self._announcer = self._announcer or Announcer(store)
+            self._announcer.announce([found])
         AuditFile(store).catch_up_if_possible()
         question.proposal = found
         return self._settle(question, found)
