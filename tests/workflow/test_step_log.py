@@ -186,3 +186,22 @@ def test_a_report_has_stderr_of_successes_and_the_output_of_every_try(run: Run, 
     assert [(each["try"], each["stdout"][:4]) for each in printed["flaky"]] == [(1, "got "), (2, "got ")]
     page = to_html(report)
     assert "warn try 1 stderr" in page and "&lt;b&gt;WARNING" in page and "flaky try 1 stdout" in page
+
+
+def test_a_line_that_grows_is_shown_each_second_without_a_split_secret(store: Store) -> None:
+    shown: list[str] = []
+
+    def note(step: str, number: int, records: bytes) -> None:
+        shown.extend(line.text for line in read_records(records))
+
+    async def write() -> None:
+        log = RunLogs(store.home, "one", Redaction({"TOKEN": SECRET}), note).open("step", 1)
+        for piece in ["it ", "grows ", "s3cr3t-", "value", "-xyz", " on", " and", " on"] * 3:
+            log.take([(1, piece.encode())], [0, 0])
+            log.take([(2, b"other lines\n")], [0, 0])
+            await asyncio.sleep(0.1)
+        log.close()
+
+    asyncio.run(write())
+    found = [text for text in shown if text and text != "other lines"]
+    assert len(found) > 1 and "".join(found) == "it grows *** on and on" * 3

@@ -18,7 +18,7 @@ from ..store.runs import StoredRun
 from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine
 from ..workflow.state import Status, read_record
-from ..workflow.step_log import KeptLog, LogLine, list_logs, read_records
+from ..workflow.step_log import PRINTING, KeptLog, LogLine, list_logs, read_records
 from .job_logs import LOOK_S, spell_out
 from .output import raise_on_stop, say_line, write_quietly
 from .parser import Subcommand, argument, flag, option, whole_number
@@ -158,8 +158,8 @@ class _RunLogs:
         if name not in workflow.steps:
             hint = f"it has {', '.join(list(workflow.steps)[:20])}"
             raise Failure("NOT_FOUND", f"run {self.run.id} has no step {step!r} with output", suggestion=hint)
-        if workflow.steps[name].type not in ("command", "tool", "workflow", "ai"):
-            message = f"step {step} is of type {workflow.steps[name].type}; only commands have logs"
+        if workflow.steps[name].type not in (*PRINTING, "workflow"):
+            message = f"step {step} is of type {workflow.steps[name].type}, which prints nothing"
             raise Failure("NOT_FOUND", message)
         if name == step and (state is None or state.status in (Status.PENDING, Status.SKIPPED)):
             why = "was skipped" if state is not None and state.status is Status.SKIPPED else "has not begun"

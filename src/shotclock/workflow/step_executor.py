@@ -42,7 +42,7 @@ from .run_context import ParallelSlots, RunContext, steps_at_work
 from .schema import schema_of_inputs
 from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of, explain_limit
 from .step_approval import StepApproval
-from .step_log import TryLog
+from .step_log import PRINTING, TryLog
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
 from .step_try import AnsweredTry, change_scope, scope_of_run, try_step
 
@@ -351,9 +351,9 @@ class StepExecutor:
                 log.close()
 
     def open_log(self, step: StepPart, name: str, number: int) -> TryLog | None:
-        """Return the log of a try, if it is that of a command."""
+        """Return the log of a try, if its type prints."""
         logs = self._run.logs
-        return logs.open(name, number) if logs is not None and isinstance(step, CommandStep | ToolStep) else None
+        return logs.open(name, number) if logs is not None and step.type in PRINTING else None
 
     def make_call(
         self,
