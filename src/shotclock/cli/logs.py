@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.envelope import Envelope
+from ..core.envelope import Envelope, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import field, record, replace, value
 from ..dispatch.job_log import log_state, read_log
@@ -19,10 +21,11 @@ from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine
 from ..workflow.state import Status, read_record
 from ..workflow.step_log import PRINTING, KeptLog, LogLine, list_logs, read_records
+from .engine import temporal_engine
 from .job_logs import LOOK_S, spell_out
-from .output import raise_on_stop, say_line, write_quietly
-from .parser import Subcommand, argument, flag, option, whole_number
-from .subcommand import JSON, TIMEOUT_MS, Mistaken, admit_call, conclude, deliver, engine_options, run_subcommand
+from .output import EarlyEnd, raise_on_stop, say_line, until_stopped, write_quietly
+from .parser import Subcommand, argument, flag, nearest_of, option, whole_number
+from .subcommand import JSON, TIMEOUT_MS, admit_call, conclude, deliver, engine_options, run_subcommand
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
@@ -156,8 +159,7 @@ class _RunLogs:
         workflow, states = read_record(self.run, self.store)
         state, name = states.get(step), step.partition("[")[0]
         if name not in workflow.steps:
-            hint = f"it has {', '.join(list(workflow.steps)[:20])}"
-            raise Failure("NOT_FOUND", f"run {self.run.id} has no step {step!r} with output", suggestion=hint)
+            raise unknown_step(self.run.id, step, workflow.steps)
         if workflow.steps[name].type not in (*PRINTING, "workflow"):
             message = f"step {step} is of type {workflow.steps[name].type}, which prints nothing"
             raise Failure("NOT_FOUND", message)
@@ -172,15 +174,14 @@ class _RunLogs:
 def _run_logs(
     run_id: str, step: str | None, follow: bool, number: int | None, on: Address | None
 ) -> Callable[[bool], int]:
-    if on is not None:
-        raise Mistaken(
-            {"on": "the output of runs on Temporal is not kept; `shotclock report` has the end of failed steps"}
-        )
     wanted = _Wanted(step, number)
+    body = partial(_follow if follow else _read, run_id, wanted)
+    if on is not None:
+        body = partial(_read_engine, on, run_id, wanted, follow)
 
     def start(as_json: bool) -> int:
         call = admit_call("logs", 0 if follow else TIMEOUT_MS)
-        envelope = conclude(call, partial(_follow if follow else _read, run_id, wanted))
+        envelope = conclude(call, body)
         if follow and (envelope.ok or envelope.code == "CANCELLED"):  # Ctrl-C is the way to leave
             return envelope.exit_code
         return deliver(envelope, as_json, partial(_show, wanted))
@@ -257,6 +258,45 @@ def _follow(run_id: str, wanted: _Wanted) -> Outcome:
     return Outcome(Ending.FINISHED)
 
 
+def _read_engine(on: Address, run_id: str, wanted: _Wanted, follows: bool) -> Outcome:
+    """Print or return what the engine has of the output: the ends that the workers have sent."""
+    engine, writer = temporal_engine(on), LabelledLines()
+    from ..temporal.step_tails import RunTails
+
+    found: dict[tuple[str, int], list[LogLine]] = {}
+
+    def take(log: KeptLog, lines: list[LogLine]) -> None:
+        if wanted.includes(log):
+            found.setdefault((log.step, log.number), []).extend(() if follows else lines)
+            if follows:
+                write_quietly(sys.stdout, writer.write(wanted.label(log), lines))
+
+    async def main() -> tuple[str, bool]:
+        id, is_over, steps = await engine.find_steps(run_id)
+        if steps and wanted.step is not None and re.split(r"[.\[ ]", wanted.step)[0] not in steps:
+            raise unknown_step(id, wanted.step, steps)
+        await RunTails(engine, id, take).read(follows=follows)
+        return id, is_over
+
+    read = asyncio.run(until_stopped(main()))
+    if isinstance(read, EarlyEnd):
+        return Outcome(Ending.NOT_STARTED, stop_problem(read.signal or ""))
+    if follows:
+        write_quietly(sys.stdout, writer.finish())
+    logs = [{"step": step, "try": number, "lines": _join_lines(lines)} for (step, number), lines in found.items()]
+    none = f"the engine has no output of {'this run' if wanted.step is None else f'step {wanted.step}'}"
+    if follows and not found:
+        say_line(none)
+    data: dict[str, object] = {"run_id": read[0], "terminal": read[1], "logs": logs}
+    return Outcome(Ending.FINISHED, data=data if found else {**data, "none": none})
+
+
+def unknown_step(run_id: str, step: str, known: Iterable[str]) -> Failure:
+    names, nearest = list(known), nearest_of(step, known)
+    hint = f"it has {', '.join(names[:20])}" if nearest is None else f"did you mean {nearest}?"
+    return Failure("NOT_FOUND", f"run {run_id} has no step {step!r} with output", suggestion=hint)
+
+
 _COMMAND = Subcommand(
     "logs",
     "Print what the steps of a run print, while it runs and afterwards.",
@@ -268,7 +308,7 @@ _COMMAND = Subcommand(
         flag("--follow", "-f: print further output until the run ends, always as text."),
         option("--try", "N", "This try alone, from 1.", read=_read_try, key="number"),
         JSON,
-        *engine_options("Not for runs on Temporal: their output is not kept."),
+        *engine_options("A run on Temporal, of which the last 4 kB of each step are kept."),
     ),
     run=_run_logs,
     usage="RUN-ID [STEP] [-f] [--try N]",

@@ -7,19 +7,20 @@ output, and the result of its activity keeps it. The records are those of a log 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.client import Client, WorkflowHistoryEventFilterType
-from temporalio.service import RPCError
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.errors import Failure
 from ..core.value_types import entity, field
 from ..workflow.state import JsonObject
 from ..workflow.step_log import KeptLog, LogLine, read_records
-from .engine import RPC_LIMIT, TemporalEngine
+from .engine import RPC_LIMIT, TemporalEngine, unreadable
 from .messages import STEP_ACTIVITY
 
 TAIL_LIMIT = 4_096  # bytes of one step: a heartbeat and each result in the history have them
@@ -107,33 +108,38 @@ class RunTails:
         self._engine, self._run_id, self._on_lines = engine, run_id, on_lines
         self._readings: dict[tuple[str, str], _ActivityReading] = {}
         self._open: dict[str, None] = {run_id: None}
+        self._inside: set[asyncio.Future[None]] = set()
 
     async def read(self, *, follows: bool) -> None:
         """Read all that is kept, or until the run has ended. Raises Failure."""
         client = await self._engine.client()
+        reading: set[asyncio.Future[None]] = {asyncio.ensure_future(self._read_history(client, self._run_id, follows))}
         try:
-            async with asyncio.TaskGroup() as group:
-                looking = group.create_task(self._look_repeatedly(client)) if follows else None
-                await self._read_history(client, self._run_id, follows)
-                if looking is not None:
-                    looking.cancel()
-                else:
-                    await self._look(client)
-        except* RPCError as failed:
-            raise Failure("CONNECTION_LOST", f"the engine does not answer: {failed.exceptions[0]}") from None
-
-    async def _look_repeatedly(self, client: Client) -> None:
-        while True:
-            await self._look(client)
-            await asyncio.sleep(LOOK_S)
+            while reading:  # until the run has ended, which bounds it
+                await self._look(client)
+                done, reading = await asyncio.wait(reading, timeout=LOOK_S)
+                for each in done:
+                    each.result()
+                reading |= self._inside
+                self._inside.clear()
+        except RPCError as error:
+            raise Failure("CONNECTION_LOST", f"the engine does not answer: {error}") from None
+        finally:
+            for each in (*reading, *self._inside):
+                each.cancel()
 
     async def _look(self, client: Client) -> None:
         """Read the last heartbeats."""
         for run_id in list(self._open):
-            described = await client.get_workflow_handle(run_id).describe(rpc_timeout=RPC_LIMIT)
+            try:
+                described = await client.get_workflow_handle(run_id).describe(rpc_timeout=RPC_LIMIT)
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND and run_id != self._run_id:  # it has not been started yet
+                    continue
+                raise
             for pending in described.raw_description.pending_activities:
                 if pending.activity_type.name == STEP_ACTIVITY and pending.heartbeat_details.payloads:
-                    (beat,) = await client.data_converter.decode(pending.heartbeat_details.payloads)
+                    beat = await self._decode(client, run_id, pending.heartbeat_details.payloads)
                     reading = self._reading(run_id, pending.activity_id)
                     reading.take(self._prefix(run_id), beat.get("printed") or {}, self._on_lines)
 
@@ -141,17 +147,13 @@ class RunTails:
         """Read the results of activities, and the runs inside this one."""
         handle, activities = client.get_workflow_handle(run_id), dict[int, str]()
         self._open[run_id] = None
-        inside: list[Awaitable[None]] = []
-        async for event in handle.fetch_history_events(
-            wait_new_event=follows, event_filter_type=WorkflowHistoryEventFilterType.ALL_EVENT
-        ):
+        async for event in handle.fetch_history_events(wait_new_event=follows):
             if event.event_type == EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED:
                 child = event.start_child_workflow_execution_initiated_event_attributes.workflow_id
-                inside.append(asyncio.ensure_future(self._read_history(client, child, follows)))
+                self._inside.add(asyncio.ensure_future(self._read_history(client, child, follows)))
             await self._note(client, run_id, event, activities)
-        self._open.pop(run_id, None) if follows else None
-        for reading in inside:
-            await reading
+        if follows:
+            del self._open[run_id]
 
     async def _note(self, client: Client, run_id: str, event: HistoryEvent, activities: dict[int, str]) -> None:
         if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
@@ -161,16 +163,23 @@ class RunTails:
         elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
             completed = event.activity_task_completed_event_attributes
             if (activity_id := activities.get(completed.scheduled_event_id)) is not None:
-                (reply,) = await client.data_converter.decode(completed.result.payloads)
+                reply = await self._decode(client, run_id, completed.result.payloads)
                 reading, step = self._reading(run_id, activity_id), str(reply["state"]["id"])
                 reading.finish(self._prefix(run_id), step, reply.get("printed") or {}, self._on_lines)
         elif event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT:
             timed_out = event.activity_task_timed_out_event_attributes
             details = timed_out.failure.timeout_failure_info.last_heartbeat_details.payloads
             if (activity_id := activities.get(timed_out.scheduled_event_id)) is not None and details:
-                (beat,) = await client.data_converter.decode(details)
+                beat = await self._decode(client, run_id, details)
                 reading = self._reading(run_id, activity_id)
                 reading.take(self._prefix(run_id), beat.get("printed") or {}, self._on_lines)
+
+    async def _decode(self, client: Client, run_id: str, payloads: Sequence[Payload]) -> Any:
+        try:
+            (decoded,) = await client.data_converter.decode(payloads)
+        except Exception as error:  # another key, or a directory that is not here
+            raise unreadable(client.get_workflow_handle(run_id), error) from None
+        return decoded
 
     def _reading(self, run_id: str, activity_id: str) -> _ActivityReading:
         return self._readings.setdefault((run_id, activity_id), _ActivityReading())
