@@ -107,3 +107,24 @@ def test_a_reader_that_does_not_read_loses_output_and_is_told_how_much() -> None
         os.close(writing)
     left_out = int(re.findall(r"… (\d+) bytes of output left out", text)[0])
     assert text.count("x") + left_out // 20_003 * 20_000 == 2_000_000 and text.endswith("a | last\n")
+
+
+@pytest.mark.slow
+def test_only_the_followed_steps_print_and_an_unknown_name_is_refused(
+    lines_of: Callable[..., list[str]], shotclock: Callable[..., Any], tmp_path: Path
+) -> None:
+    for words in (["--follow", "build,each"], ["--follow=build", "--follow", "each"]):
+        found = lines_of(*words)
+        assert {line for line in found if " | " in line} == {
+            "build | compiling",
+            "build | ::error::trap",
+            "build | unfinished",
+            "each[0] | item a",
+        }
+        assert "✓ build succeeded" in "\n".join(found) and any("flaky failed" in line for line in found)
+    env = {"SHOTCLOCK_HOME": str(tmp_path / "home")}
+    alone = shotclock("run", "--follow", tmp_path / "flow.yaml", env=env)
+    assert alone.code == 3 and b"flaky | out" in alone.stderr
+    refused = shotclock("run", tmp_path / "flow.yaml", "--follow", "biuld", env=env)
+    assert refused.code == 2 and refused.json()["error"]["suggestion"] == "did you mean build?"
+    assert shotclock("run", tmp_path / "flow.yaml", "--follow", "build", "--quiet", env=env).code == 2

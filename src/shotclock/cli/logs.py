@@ -47,16 +47,18 @@ class _Wanted:
     number: int | None
 
     def includes(self, log: KeptLog) -> bool:
-        is_step = self.step is None or log.step == self.step
-        # Its items, the steps of a nested workflow, and the tools of an agent.
-        is_part = self.step is not None and log.step.startswith(tuple(f"{self.step}{mark}" for mark in "[. "))
-        return (is_step or is_part) and self.number in (None, log.number)
+        return (self.step is None or is_part_of(log.step, self.step)) and self.number in (None, log.number)
 
     def label(self, log: KeptLog) -> str:
         """Return the beginning of its lines; empty where it is the only log that can be shown."""
         if log.step == self.step and (self.number is not None or log.number == 1):
             return ""
         return label_of(log.step, 1 if self.number is not None else log.number)
+
+
+def is_part_of(name: str, step: str) -> bool:
+    """Return whether it is the step, or an item, a step of its nested workflow, or a tool of its agent."""
+    return name == step or name.startswith(tuple(f"{step}{mark}" for mark in "[. "))
 
 
 def label_of(step: str, number: int) -> str:

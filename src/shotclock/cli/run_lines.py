@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.clocks import NS_PER_MS, format_duration
@@ -15,7 +16,7 @@ from ..process.clock import monotonic_ns
 from ..workflow.report import MARKS, news_in_words, why_failed
 from ..workflow.state import Status, StepState
 from ..workflow.step_log import read_records
-from .logs import LabelledLines, label_of
+from .logs import LabelledLines, is_part_of, label_of
 from .output import Outlet
 
 HEARTBEAT_S = 30.0  # the longest silence
@@ -48,12 +49,20 @@ class RunLines:
     aside = contextlib.nullcontext[None]
 
     def __init__(
-        self, outlet: Outlet | None, *, shows_output: bool, in_groups: bool = False, heartbeat_s: float = HEARTBEAT_S
+        self,
+        outlet: Outlet | None,
+        *,
+        shows_output: bool,
+        in_groups: bool = False,
+        only: Sequence[str] = (),
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """`in_groups`: the output of a step is one group of GitHub Actions, written when the step has ended."""
+        """`in_groups`: the output of a step is one group of GitHub Actions, written when the step has ended. `only`:
+        the steps whose output is shown, if not all."""
         self._outlet = outlet
         self._shows_output = shows_output and outlet is not None
         self._in_groups = in_groups
+        self._only = only
         self._heartbeat_s = heartbeat_s
         self._writer = LabelledLines()
         self._groups: dict[str, _Group] = {}
@@ -99,6 +108,8 @@ class RunLines:
         if not records:
             if number > 1:
                 self._write_line(f"… {step} is tried again (try {number})")
+            return
+        if self._only and not any(is_part_of(step, name) for name in self._only):
             return
         if self._in_groups:
             owner = step.partition("[")[0].partition(" tool ")[0]
