@@ -205,3 +205,49 @@ def test_a_line_that_grows_is_shown_each_second_without_a_split_secret(store: St
     asyncio.run(write())
     found = [text for text in shown if text and text != "other lines"]
     assert len(found) > 1 and "".join(found) == "it grows *** on and on" * 3
+
+
+def test_the_logs_of_a_run_are_bounded_together_and_older_tries_keep_their_ends(
+    run: Run, store: Store, tmp_path: Path
+) -> None:
+    limit = 300_000
+    (tmp_path / "inner.yaml").write_text("steps: {part: {exec: seq 30000}}")
+    envelope = run(
+        """
+        steps:
+          first: {exec: "seq 30000"}
+          second: {exec: "seq 30000", depends_on: first}
+          inner: {type: workflow, workflow: inner.yaml, depends_on: second}
+          last: {exec: "echo began; sleep 0.5; echo the end", depends_on: inner}
+        """,
+        run_id="one",
+        environment={**os.environ, "SHOTCLOCK_KEEP_RUN_LOGS_SIZE": str(limit)},
+    )
+    assert envelope.ok and not envelope.warnings
+    found = kept(store, "one")
+    for name in ("first 1", "second 1"):
+        begin, *lines = found[name].splitlines()
+        assert begin == "![the logs of the run have reached 300,000 bytes (SHOTCLOCK_KEEP_RUN_LOGS_SIZE)]"
+        assert lines == [str(number) for number in range(30_001 - len(lines), 30_001)] and len(lines) > 100
+        part = read_log(f"{run_folder(store.home, 'one')}/{name.replace(' ', '@')}")
+        assert part.end == sum(len(f"1 {number}\n") for number in range(1, 30_001)), "a follower would read it again"
+    assert found["last 1"] == "began\nthe end\n"
+    written = len(all_bytes(store, "one")) + len(all_bytes(store, "one.inner"))
+    assert written < limit and list(kept(store, "one")) == ["first 1", "second 1", "last 1"]
+
+
+def test_where_ends_are_too_many_the_oldest_tries_are_deleted_and_it_is_said(run: Run, store: Store) -> None:
+    envelope = run(
+        """
+        steps:
+          each: {exec: "seq 400; echo of {{ item }}", for_each: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}
+          wait: {exec: "sleep 0.5; echo waited", depends_on: each}
+          last: {exec: "seq 400; sleep 0.5", depends_on: wait}
+        """,
+        run_id="one",
+        environment={**os.environ, "SHOTCLOCK_KEEP_RUN_LOGS_SIZE": "9000"},
+    )
+    assert envelope.ok
+    (note,) = envelope.warnings
+    assert note["code"] == "NOT_WRITTEN_DOWN" and "SHOTCLOCK_KEEP_RUN_LOGS_SIZE" in note["message"]
+    assert len(all_bytes(store, "one")) < 9_000 and "last 1" in kept(store, "one")

@@ -121,6 +121,7 @@ class Retention:
     runs_ms: int = 30 * DAY_MS
     runs: int = 1_000
     runs_bytes: int = 10**9
+    run_logs_bytes: int = 64 * 10**6  # of one run, while it runs
     proposals_ms: int = 90 * DAY_MS
     calls_ms: int = 30 * DAY_MS
     calls: int = 100_000
@@ -150,6 +151,7 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
         "SHOTCLOCK_KEEP_RUNS_FOR": ("runs_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_RUNS": ("runs", parse_count),
         "SHOTCLOCK_KEEP_RUNS_SIZE": ("runs_bytes", parse_size),
+        "SHOTCLOCK_KEEP_RUN_LOGS_SIZE": ("run_logs_bytes", parse_size),
         "SHOTCLOCK_KEEP_PROPOSALS_FOR": ("proposals_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_CALLS_FOR": ("calls_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_CALLS": ("calls", parse_count),

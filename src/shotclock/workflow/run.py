@@ -34,8 +34,9 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
 from ..store.runs import RunTaken, StepRecord, StoredRun
-from ..store.store import Store, prune_in_passing
+from ..store.store import Retention, Store, prune_in_passing, read_retention
 from .lint import identity, inner_workflow
+from .log_quota import VARIABLE, LogQuota
 from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, most_tries, run_timeout_ms
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
 from .scheduler import RunLimits, Scheduler
@@ -279,6 +280,14 @@ def _only_waited(store: Store, run: StoredRun, step: StepPart, state: StepState)
     return STEP_TYPES[step.type].asks_before_start and store.proposals.was_used(asker, next_key) is False
 
 
+def _log_limit(environment: Mapping[str, str]) -> int:
+    """Return the most bytes of logs. `shotclock prune` reports a variable that is wrong."""
+    try:
+        return read_retention(environment).run_logs_bytes
+    except Failure:
+        return Retention().run_logs_bytes
+
+
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Call:
     """Begin the call of a run, inside its step or the time of the environment."""
     scope = current_scope.get()
@@ -358,7 +367,8 @@ class _Run:
             limit_ms = self.began.budget_ms or self.call.bound.limit_ms
             self.kept_ms = kept_for_clean_up_ms(request.workflow, limit_ms)
             redaction = redaction_for(request.workflow, environment)
-            self._logs = RunLogs(self.store.home, request.run_id, redaction, self.caller.on_output)
+            quota = LogQuota(_log_limit(environment)) if outer is None or outer.logs is None else outer.logs.quota
+            self._logs = RunLogs(self.store.home, request.run_id, redaction, self.caller.on_output, quota)
             yield RunContext(
                 run_id=request.run_id,
                 workflow=request.workflow,
@@ -465,6 +475,9 @@ class _Run:
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
         if self._logs is not None and self._logs.lost:
             notice = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
+            outcome.warnings += (notice,)
+        if self._logs is not None and self.caller.outer is None and (deleted := self._logs.quota.deleted):
+            notice = warning("NOT_WRITTEN_DOWN", f"the logs of the oldest {deleted} tries: {VARIABLE} was reached")
             outcome.warnings += (notice,)
         envelope = answer(self.call, outcome)
         try:

@@ -21,6 +21,7 @@ from ..dispatch.job_log import Logbook, read_log
 from ..process.clock import monotonic_ns
 from ..store.home import StoreUnusable, make_private_directory
 from ..store.store import LOGS_FOLDER, log_name
+from .log_quota import LogQuota
 from .state import JsonObject
 
 PRINTING = ("command", "tool", "function", "mcp", "ai")  # the types of steps whose output is kept
@@ -55,11 +56,19 @@ class LogLine:
 class RunLogs:
     """The logs of one run, for the process that has it."""
 
-    def __init__(self, home: Path | None, run_id: str, redaction: Redaction, on_output: OnStepOutput | None) -> None:
+    def __init__(
+        self,
+        home: Path | None,
+        run_id: str,
+        redaction: Redaction,
+        on_output: OnStepOutput | None,
+        quota: LogQuota | None = None,
+    ) -> None:
         """`home` is the directory of the store; without one nothing is kept, and `on_output` gets everything."""
         self._folder = None if home is None else run_folder(home, run_id)
         self.redaction = redaction
         self.on_output = on_output
+        self.quota = LogQuota(0) if quota is None else quota
         self.lost = ""
         """Why output is missing in the logs."""
 
@@ -82,8 +91,13 @@ class RunLogs:
         except StoreUnusable as unusable:
             self.lost = self.lost or str(unusable)
         else:
+            self.quota.open(self._folder, path)
             return Logbook(path, file)
         return None
+
+    def close_file(self, book: Logbook, step: str, number: int) -> None:
+        book.close()
+        self.quota.close(f"{self._folder}/{log_name(step)}@{number}")
 
 
 class TryLog:
@@ -122,7 +136,7 @@ class TryLog:
                 records.append(b"%d-%d\n" % (stream, self._left_out[stream]))
         self._write(records)
         if self._book is not None:
-            self._book.close()
+            self._logs.close_file(self._book, self._step, self._number)
 
     def _add(self, stream: int, chunk: bytes, records: list[bytes]) -> None:
         if self._left_out[stream]:
@@ -165,8 +179,10 @@ class TryLog:
         written = b"".join(records)
         if not self._is_open:
             self._is_open, self._book = True, self._logs.open_file(self._step, self._number)
-        if self._book is not None and not self._book.write(written):
-            self._logs.lost = self._logs.lost or "the disk did not take it"
+        if self._book is not None:
+            if not self._book.write(written):
+                self._logs.lost = self._logs.lost or "the disk did not take it"
+            self._logs.quota.note(len(written))
         if self._logs.on_output is not None:
             self._logs.on_output(self._step, self._number, written)
 
