@@ -10,7 +10,7 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.visible_text import Redaction
-from shotclock.dispatch.job_log import read_log
+from shotclock.dispatch.job_log import read_log, shrink_log
 from shotclock.process.clock import wall_time
 from shotclock.store.store import Retention, Store, prune
 from shotclock.workflow.engine import EmbeddedEngine
@@ -229,8 +229,6 @@ def test_the_logs_of_a_run_are_bounded_together_and_older_tries_keep_their_ends(
         begin, *lines = found[name].splitlines()
         assert begin == "![the logs of the run have reached 300,000 bytes (SHOTCLOCK_KEEP_RUN_LOGS_SIZE)]"
         assert lines == [str(number) for number in range(30_001 - len(lines), 30_001)] and len(lines) > 100
-        part = read_log(f"{run_folder(store.home, 'one')}/{name.replace(' ', '@')}")
-        assert part.end == sum(len(f"1 {number}\n") for number in range(1, 30_001)), "a follower would read it again"
     assert found["last 1"] == "began\nthe end\n"
     written = len(all_bytes(store, "one")) + len(all_bytes(store, "one.inner"))
     assert written < limit and list(kept(store, "one")) == ["first 1", "second 1", "last 1"]
@@ -251,3 +249,19 @@ def test_where_ends_are_too_many_the_oldest_tries_are_deleted_and_it_is_said(run
     (note,) = envelope.warnings
     assert note["code"] == "NOT_WRITTEN_DOWN" and "SHOTCLOCK_KEEP_RUN_LOGS_SIZE" in note["message"]
     assert len(all_bytes(store, "one")) < 9_000 and "last 1" in kept(store, "one")
+
+
+def test_a_shrunk_log_is_not_read_again_by_its_follower_and_its_lines_keep_their_places(store: Store) -> None:
+    async def write() -> None:
+        log = RunLogs(store.home, "one", Redaction({}), None).open("step", 1)
+        log.take([(1, b"%04d\n" % number) for number in range(1000)], [0, 0])
+        log.close()
+
+    asyncio.run(write())
+    (log,) = list_logs(store.home, "one")
+    whole = read_log(log.path)
+    assert shrink_log(log.path, 70, b"note") == os.stat(log.path).st_size
+    shrunk, late = read_log(log.path), read_log(log.path, whole.end - 14)
+    assert [line.text for line in read_records(shrunk.content)] == ["[note]", *(f"0{n}" for n in range(990, 1000))]
+    assert shrunk.end == whole.end and shrunk.next_line == whole.next_line
+    assert late.content == b"1 0998\n1 0999\n" and not read_log(log.path, whole.end).content
