@@ -194,7 +194,7 @@ def shrink_log(path: str, most: int, note: bytes) -> int:
     """Keep only the end of a log that nobody writes, behind a note on stderr, and return its size. Its lines begin with
     the number of a stream, as those of a step do."""
     part, index = read_log(path), _read_index(path)
-    kept = part.content[part.content.find(b"\n", max(0, len(part.content) - most)) + 1 :]
+    kept = part.content[part.content.find(b"\n", max(0, len(part.content) - most - 1)) + 1 :]
     content = b"\n2 [%s]\n%s" % (note, kept)  # a reader leaves out the first line, which may have no beginning
     fresh, at_ms = f"{path}.new", index[0].at_ms if index else wall_time().ms
     try:
