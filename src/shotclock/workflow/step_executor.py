@@ -40,7 +40,17 @@ from .plan import (
 )
 from .run_context import ParallelSlots, RunContext, steps_at_work
 from .schema import schema_of_inputs
-from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of, explain_limit
+from .state import (
+    JsonObject,
+    Reason,
+    Status,
+    StepError,
+    StepState,
+    TemplateScope,
+    effects_of,
+    explain_limit,
+    longest_tries,
+)
 from .step_approval import StepApproval
 from .step_log import PRINTING, TryLog
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
@@ -206,6 +216,7 @@ class StepExecutor:
             if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, work.scope):
                 verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
+            state.note_try(state.used_ms, verdict, f"step {work.name}")
             tries = state.attempts - state.cut_off
             if not verdict.is_bad or tries >= most or retry is None:
                 return verdict
@@ -465,6 +476,7 @@ class _Items:
             with contextlib.suppress(ValueError):
                 state.output = self._executor.check_size([part.output for part in parts])
             state.attempts = state.cut_off + sum(part.attempts for part in parts)
+            state.tries = longest_tries([each for part in parts for each in part.tries])
             if stopped is not None:
                 state.error, state.ending = stopped.error, stopped.ending
             if person_wait.parked.done():
@@ -510,6 +522,7 @@ class _Items:
     def _judge(self) -> Status:
         parts, state = self._parts, self._work.state
         state.attempts = state.cut_off + sum(part.attempts for part in parts)
+        state.tries = longest_tries([each for part in parts for each in part.tries])
         notes = [note for part in parts for note in part.warnings if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = notes[:MOST_WARNINGS]
         state.side_effects = effects_of(parts)
