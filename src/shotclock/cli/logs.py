@@ -30,6 +30,8 @@ from .subcommand import JSON, TIMEOUT_MS, admit_call, conclude, deliver, engine_
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 STREAMS = {1: "stdout", 2: "stderr"}
 
 
@@ -65,11 +67,23 @@ def label_of(step: str, number: int) -> str:
     return f"{step} | " if number == 1 else f"{step} (try {number}) | "
 
 
+def _flatten(text: str) -> str:
+    """Return a line without what moves the cursor or leaves a colour on: of a progress bar the last state."""
+    if "\x1b" in text:
+        text = ESCAPES.sub(lambda found: found[0] if COLOUR.fullmatch(found[0]) else "", text)
+        if "\x1b" in text and not text.endswith(("\x1b[0m", "\x1b[m")):
+            text += "\x1b[0m"
+    return next((part for part in reversed(text.split("\r")) if part), "")
+
+
 class LabelledLines:
     """Text of the lines of several logs, each behind its label."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_flat: bool = False) -> None:
+        """`is_flat`: lines move no cursor, as those behind a label never do."""
+        self._is_flat = is_flat
         self._unfinished: tuple[str, int] | None = None
+        self._has_returned = False
 
     def write(self, label: str, lines: Iterable[LogLine]) -> str:
         written: list[str] = []
@@ -81,7 +95,14 @@ class LabelledLines:
                 written.append(f"{label}[… {line.left_out} bytes left out …]\n")
                 self._unfinished = None
                 continue
-            written.append(line.text if begun == place else label + line.text)
+            text = line.text
+            if self._is_flat or label:
+                is_drawn_anew = text.startswith("\r") or self._has_returned
+                text, self._has_returned = _flatten(text), text.endswith("\r")
+                if is_drawn_anew and begun == place:  # a progress bar
+                    written.append("\n")
+                    begun = None
+            written.append(text if begun == place else label + text)
             if line.is_whole:
                 written.append("\n")
             self._unfinished = None if line.is_whole else place

@@ -83,6 +83,7 @@ class RunOptions:
     follow: tuple[str, ...] | None = None  # the steps whose output is printed; empty: all
 
 
+NAMED = 10  # failed steps in the last lines of a run
 SHORTEST_HEARTBEAT_MS = 1_000  # half of it is the time that a worker may be silent
 
 
@@ -367,7 +368,10 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions)
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))
     where = "" if options.on is None else f" {options.on.on_command_line}"
-    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open{where}"
+    failed = [one_line(name, 40) for name in data["failed"]]
+    names = f"\n  failed: {', '.join(failed[:NAMED])}" + (" …" if len(failed) > NAMED else "") if failed else ""
+    line = f"{mark} {one_line(data['name'], 40)}: {counts} in {took}{names}"
+    return f"{line}\n  shotclock report {data['run_id']} --open{where}"
 
 
 def _text(envelope: Envelope, options: RunOptions) -> str | None:

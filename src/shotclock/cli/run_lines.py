@@ -30,7 +30,7 @@ NAMED = 5  # running steps in a sign of life
 class _Group:
     """The output of a step that has not ended."""
 
-    writer: LabelledLines = field(default_factory=LabelledLines)
+    writer: LabelledLines = field(default_factory=lambda: LabelledLines(is_flat=True))
     texts: deque[str] = field(default_factory=deque)
     size: int = 0
     left_out: int = 0
@@ -67,6 +67,7 @@ class RunLines:
         self._writer = LabelledLines()
         self._groups: dict[str, _Group] = {}
         self._running: dict[str, int] = {}
+        self._tries: dict[str, int] = {}
         self._began_ns = self._written_ns = monotonic_ns()
         self._left_out = 0
         self._watching: asyncio.Task[None] | None = None
@@ -96,7 +97,13 @@ class RunLines:
         else:
             self._running.pop(state.id, None)
             self._write_group(state.id, state.status.value)
-        self._write_line(_describe(state))
+        line = _describe(state)
+        if (tries := self._tries.pop(state.id, 1)) > 1 and state.status.is_final:
+            line += f" (try {tries})"
+        if self._in_groups and state.status.is_bad:  # shown above the log as well
+            kind = "warning" if state.continues else "error"
+            line = f"::{kind} title={_escape(state.id, ':,')}::{_escape(line)}"
+        self._write_line(line)
 
     def note_news(self, step: str, news: dict[str, Any]) -> None:
         self._write_line(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
@@ -106,6 +113,7 @@ class RunLines:
         if not self._shows_output:
             return
         if not records:
+            self._tries[step] = number
             if number > 1:
                 self._write_line(f"… {step} is tried again (try {number})")
             return
@@ -173,6 +181,13 @@ class RunLines:
                 self._outlet.write(text)
             except OSError:  # the reader has left, or does not keep up
                 self._outlet, self._shows_output = None, False
+
+
+def _escape(text: str, more: str = "") -> str:
+    """Write a value of a command of GitHub's runner."""
+    for letter in "%\r\n" + more:
+        text = text.replace(letter, f"%{ord(letter):02X}")
+    return text
 
 
 def _describe(state: StepState) -> str:
