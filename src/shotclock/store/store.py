@@ -121,10 +121,10 @@ class Retention:
     runs_ms: int = 30 * DAY_MS
     runs: int = 1_000
     runs_bytes: int = 10**9
-    run_logs_bytes: int = 64 * 10**6  # of one run, while it runs
     proposals_ms: int = 90 * DAY_MS
     calls_ms: int = 30 * DAY_MS
     calls: int = 100_000
+    run_logs_bytes: int = 64 * 10**6  # of one run, while it runs
 
 
 @value
