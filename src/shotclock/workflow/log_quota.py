@@ -12,7 +12,7 @@ from ..core.value_types import entity
 from ..dispatch.job_log import log_files, shrink_log
 
 TAIL = 2_000  # bytes that are kept of the output of an older try
-SHRUNK_SHARE = 0.75  # of the limit, after shrinking: it is not done for each line
+SHRUNK_SHARE = 0.75  # of the limit: shrinking goes on until there, so that it is not done for each line
 VARIABLE = "SHOTCLOCK_KEEP_RUN_LOGS_SIZE"
 
 
@@ -66,7 +66,7 @@ class LogQuota:
                     os.unlink(f"{log.path}.1")
                     self._size -= size
         for log in logs:
-            if self._size > most and log.path not in self._open:
+            if self._size > self._limit and log.path not in self._open:
                 self._size, self.deleted = self._size - log.size, self.deleted + 1
                 for file in log_files(log.path):
                     with contextlib.suppress(OSError):
