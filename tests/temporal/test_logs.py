@@ -1,5 +1,6 @@
 """`shotclock logs --on`: what heartbeats and results have of the output of a run on an engine."""
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -7,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shotclock.core.visible_text import Redaction
 from shotclock.temporal.step_tails import TAIL_LIMIT, StepTails, _ActivityReading
-from shotclock.workflow.step_log import KeptLog, LogLine
+from shotclock.workflow.step_log import KeptLog, LogLine, RunLogs
 from tests.temporal.conftest import WITHIN_S, Runs, wait_until
 
 FLOW = """
@@ -125,3 +127,17 @@ def test_records_without_an_end_of_text_are_no_tail(tmp_path: Path) -> None:
     tails = StepTails()
     tails.add("a", 1, b"")
     assert tails.describe() == {}
+
+
+def test_a_tail_has_no_secret_also_where_it_is_written_in_parts() -> None:
+    tails, reader, secret = StepTails(), Reader(), "s3cr3t-value-xyz"
+
+    async def write() -> None:
+        log = RunLogs(None, "one", Redaction({"TOKEN": secret}), tails.add).open("a", 1)
+        for piece in (b"uses s3cr3t-", b"value-xyz\n", b"again " + secret.encode() + b"\n"):
+            log.take([(1, piece)], [0, 0])
+        log.close()
+
+    asyncio.run(write())
+    reader.reading.take("", tails.describe(), reader.take)
+    assert reader.lines == ["a uses ***", "a again ***"]

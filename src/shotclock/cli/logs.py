@@ -301,9 +301,11 @@ def _read_engine(on: Address, run_id: str, wanted: _Wanted, follows: bool) -> Ou
         await RunTails(engine, id, take).read(follows=follows)
         return id, is_over
 
-    read = asyncio.run(until_stopped(main()))
+    read = asyncio.run(until_stopped(main(), None if follows else TIMEOUT_MS / 1000))
     if isinstance(read, EarlyEnd):
-        return Outcome(Ending.NOT_STARTED, stop_problem(read.signal or ""))
+        if read.signal is None:
+            raise Failure("CONNECT_FAILED", f"the engine did not answer within {TIMEOUT_MS // 1000} s")
+        return Outcome(Ending.NOT_STARTED, stop_problem(read.signal))
     if follows:
         write_quietly(sys.stdout, writer.finish())
     logs = [{"step": step, "try": number, "lines": _join_lines(lines)} for (step, number), lines in found.items()]
