@@ -23,6 +23,7 @@ TOPICS = [
     "memory",
     "trees",
     "flood",
+    "streaming",
     "mcp",
     "wrap",
     "inbox",

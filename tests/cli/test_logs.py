@@ -17,7 +17,7 @@ from .conftest import SHOTCLOCK, wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 FOLLOW_LIMIT_S = 30.0  # runs here take two or three seconds
-LAG_LIMIT_S = 2.0  # 0.3 s on a quiet machine
+LAG_LIMIT_S = 2.0  # 0.15 s on a quiet machine
 FLOW = """\
 steps:
   warn: {exec: "echo WARNING >&2; echo fine"}
@@ -96,7 +96,6 @@ def test_after_its_end_every_line_of_every_try_is_there(shotclock: Logs, env: di
         (["one", "late"], "step late was skipped"),
         (["one", "flaky", "--try", "9"], "tried 2 times"),
         (["one", "--try", "0"], "1 or more"),
-        (["one", "--on", "temporal://localhost:7233"], "Temporal"),
     ):
         refused = shotclock("logs", *words, env=env)
         assert refused.code in (2, 5) and expected in str(refused.json()["error"]), (words, refused.json())

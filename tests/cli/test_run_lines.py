@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from shotclock.cli.logs import LabelledLines
 from shotclock.cli.output import Outlet
 from shotclock.cli.run_lines import HELD_LIMIT, RunLines
 from shotclock.workflow.state import Status, StepState
+from shotclock.workflow.step_log import read_records
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -107,3 +109,54 @@ def test_a_reader_that_does_not_read_loses_output_and_is_told_how_much() -> None
         os.close(writing)
     left_out = int(re.findall(r"… (\d+) bytes of output left out", text)[0])
     assert text.count("x") + left_out // 20_003 * 20_000 == 2_000_000 and text.endswith("a | last\n")
+
+
+@pytest.mark.slow
+def test_only_the_followed_steps_print_and_an_unknown_name_is_refused(
+    lines_of: Callable[..., list[str]], shotclock: Callable[..., Any], tmp_path: Path
+) -> None:
+    for words in (["--follow", "build,each"], ["--follow=build", "--follow", "each"]):
+        found = lines_of(*words)
+        assert {line for line in found if " | " in line} == {
+            "build | compiling",
+            "build | ::error::trap",
+            "build | unfinished",
+            "each[0] | item a",
+        }
+        assert "✓ build succeeded" in "\n".join(found) and any("flaky failed" in line for line in found)
+    env = {"SHOTCLOCK_HOME": str(tmp_path / "home")}
+    alone = shotclock("run", "--follow", tmp_path / "flow.yaml", env=env)
+    assert alone.code == 3 and b"flaky | out" in alone.stderr
+    refused = shotclock("run", tmp_path / "flow.yaml", "--follow", "biuld", env=env)
+    assert refused.code == 2 and refused.json()["error"]["suggestion"] == "did you mean build?"
+    assert shotclock("run", tmp_path / "flow.yaml", "--follow", "build", "--quiet", env=env).code == 2
+
+
+def text_of(*records: bytes, is_flat: bool = True) -> str:
+    writer = LabelledLines(is_flat=is_flat)
+    return "".join(writer.write("a | ", read_records(record)) for record in records) + writer.finish()
+
+
+def test_a_progress_bar_is_a_line_for_each_piece_and_moves_no_cursor() -> None:
+    assert text_of(b"1+\r10%\r20%\n", b"1+\r30%\n", b"1 \r100%\n") == "a | 20%\na | 30%\na | 100%\n"
+    assert text_of(b"1+10%\r20%\r\n", b"1 30%\n", b"1 next\n") == "a | 20%\na | 30%\na | next\n"
+    assert text_of(b"1+no \n", b"1 bar\r\n") == "a | no bar\n"
+    assert text_of(b"1 \x1b[2J\x1b[31mred\n", b"1 \x1b]0;title\x07plain\n") == "a | \x1b[31mred\x1b[0m\na | plain\n"
+
+
+def test_a_failed_step_is_an_annotation_of_github_and_its_text_commands_nothing(tmp_path: Path) -> None:
+    error = {"code": "COMMAND_FAILED", "message": "100% wrong"}
+    failed = StepState("a:b", "command", status=Status.FAILED, error=error, duration_ms=5)
+    may_fail = StepState("may", "command", status=Status.FAILED, error=error, duration_ms=5, continues=True)
+    with open(tmp_path / "err", "wb") as file:
+
+        async def write() -> None:
+            async with RunLines(Outlet(file.fileno()), shows_output=True, in_groups=True) as lines:
+                lines.note_output("a:b", 2, b"")
+                lines.note_change(failed)
+                lines.note_change(may_fail)
+
+        asyncio.run(write())
+    _, first, second = (tmp_path / "err").read_text().splitlines()
+    assert first.startswith("::error title=a%3Ab::✗ a:b failed 5ms: 100%25 wrong") and first.endswith("(try 2)")
+    assert second.startswith("::warning title=may::✗ may failed")

@@ -18,7 +18,7 @@ from shotclock.inbox.inbox import Inbox
 from shotclock.store.store import Store
 from shotclock.workflow.history import Advice, History, Measured, advise, find_near_limits, read_history
 from shotclock.workflow.loader import load_file
-from shotclock.workflow.state import Status
+from shotclock.workflow.state import Status, StepState
 
 from .past import add_run, timed_out, took
 
@@ -70,7 +70,12 @@ def test_tries_that_ended_by_themselves_count_and_others_do_not(run: Callable[..
       retried:
         exec: test -e tried || { touch tried; exit 1; }
         on_fail: {retry: {max: 1, backoff: {delay_ms: 1}}}
-      items: {exec: 'true', for_each: [1, 2]}
+      items: {exec: "sleep {{ item }}", for_each: [0.3, 0]}
+      slow_once:
+        exec: test -e began || { touch began; sleep 60; }
+        timeout: 300ms
+        on_fail: {retry: {max: 1, backoff: {delay_ms: 1}}}
+      slow_item: {exec: "sleep {{ item }}", for_each: [0, 60], timeout: 300ms, continue_on_failure: true}
       silent: {exec: sleep 60, idle: 200ms, continue_on_failure: true}
       skipped: {exec: 'true', if: 'false'}
     """
@@ -79,13 +84,19 @@ def test_tries_that_ended_by_themselves_count_and_others_do_not(run: Callable[..
     run("steps: {fine: {exec: sleep 60}}", stop_after=0.3)
     with Store.open(tmp_path / "home") as store:
         history = read_history(store, "flow", tmp_path / "flow.yaml")
-    found = {name: history.of_step(name, "command") for name in ("fine", "slow", "fails", "retried", "items", "silent")}
+    found = {name: history.of_step(name, "command") for name in ("fine", "slow", "fails", "silent")}
+    found |= {name: history.of_step(name, "command") for name in ("retried", "items", "slow_once", "slow_item")}
     assert len(history.runs) == 3
     [fine_ms] = found["fine"].finished
     assert 50 <= fine_ms < 5_000 and found["fine"].uncounted == 2 and not found["fine"].stopped
     assert found["slow"].stopped == (300,) and not found["slow"].finished
     assert found["fails"].failures == 1 and not found["fails"].runs
-    assert [found[name].uncounted for name in ("retried", "items", "silent")] == [1, 1, 1]
+    assert found["silent"].uncounted == 1
+    assert len(found["retried"].finished) == 1 and found["retried"].finished[0] < 5_000
+    [longest_ms] = found["items"].finished
+    assert 300 <= longest_ms < 5_000
+    assert found["slow_once"].stopped == found["slow_item"].stopped == (300,)
+    assert not any(found[name].uncounted for name in ("retried", "items", "slow_once", "slow_item"))
     assert history.of_step("skipped", "command") == Measured()
     assert history.of_step("fine", "http_client") == Measured()
     whole = history.of_run()
@@ -143,6 +154,23 @@ def test_only_runs_of_the_same_file_and_name_belong_to_it(store: Store, tmp_path
     assert read_history(store, "flow", file, before=before).of_step("work", "command").finished == (10,)
 
 
+def test_of_several_tries_the_longest_counts_and_one_at_the_limit_before_all(store: Store, tmp_path: Path) -> None:
+    tries = [
+        ([[40, "failed"], [70, "finished"]], Measured((70,))),
+        ([[90, "finished"], [70, "finished"]], Measured((90,))),
+        ([[500, "stopped"], [70, "finished"]], Measured(stopped=(500,))),
+        ([[90, "other"], [70, "finished"]], Measured((70,))),
+    ]
+    for number, (each, expected) in enumerate(tries):
+        file = tmp_path / str(number)
+        add_run(store, file, took(1_000, attempts=2, tries=each), number=number)
+        assert read_history(store, "flow", file).of_step("work", "command") == expected
+    state = StepState("work", "command")
+    for ms in range(1_000):
+        state.note_try(ms, Status.SUCCEEDED, "step work")
+    assert len(state.tries) == 50 and max(ms for ms, _ in state.tries) == 999
+
+
 def test_tries_that_were_cut_short_wound_down_or_resumed_do_not_count(store: Store, tmp_path: Path) -> None:
     states = [
         timed_out(100, owner="run flow", is_cut_short=True),
@@ -180,7 +208,7 @@ def test_advice_is_one_sentence_with_a_round_value(load: Any, store: Store, tmp_
         ("60s", [took(10)] * 30, "lower", 5_000, "lower it to 5s: the longest of 30 runs took 10ms"),
         ("6s", [took(10)] * 30, "keep", None, "keep it: the longest of 30 runs took 10ms"),
         ("0", [took(10)] * 30, "keep", None, "it has no timeout"),
-        ("60s", [took(1, attempts=2)] * 6, "unknown", None, "no run can be counted (6 with several tries"),
+        ("60s", [took(1, attempts=2)] * 6, "unknown", None, "no run can be counted (6 with a pause"),
     ]
     for at, (timeout, states, verdict, suggested, sentence) in enumerate(cases):
         for number, state in enumerate(states):

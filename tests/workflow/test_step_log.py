@@ -10,7 +10,7 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.visible_text import Redaction
-from shotclock.dispatch.job_log import read_log
+from shotclock.dispatch.job_log import read_log, shrink_log
 from shotclock.process.clock import wall_time
 from shotclock.store.store import Retention, Store, prune
 from shotclock.workflow.engine import EmbeddedEngine
@@ -186,3 +186,82 @@ def test_a_report_has_stderr_of_successes_and_the_output_of_every_try(run: Run, 
     assert [(each["try"], each["stdout"][:4]) for each in printed["flaky"]] == [(1, "got "), (2, "got ")]
     page = to_html(report)
     assert "warn try 1 stderr" in page and "&lt;b&gt;WARNING" in page and "flaky try 1 stdout" in page
+
+
+def test_a_line_that_grows_is_shown_each_second_without_a_split_secret(store: Store) -> None:
+    shown: list[str] = []
+
+    def note(step: str, number: int, records: bytes) -> None:
+        shown.extend(line.text for line in read_records(records))
+
+    async def write() -> None:
+        log = RunLogs(store.home, "one", Redaction({"TOKEN": SECRET}), note).open("step", 1)
+        for piece in ["it ", "grows ", "s3cr3t-", "value", "-xyz", " on", " and", " on"] * 3:
+            log.take([(1, piece.encode())], [0, 0])
+            log.take([(2, b"other lines\n")], [0, 0])
+            await asyncio.sleep(0.1)
+        log.close()
+
+    asyncio.run(write())
+    found = [text for text in shown if text and text != "other lines"]
+    assert len(found) > 1 and "".join(found) == "it grows *** on and on" * 3
+
+
+def test_the_logs_of_a_run_are_bounded_together_and_older_tries_keep_their_ends(
+    run: Run, store: Store, tmp_path: Path
+) -> None:
+    limit = 300_000
+    (tmp_path / "inner.yaml").write_text("steps: {part: {exec: seq 30000}}")
+    envelope = run(
+        """
+        steps:
+          first: {exec: "seq 30000"}
+          second: {exec: "seq 30000", depends_on: first}
+          inner: {type: workflow, workflow: inner.yaml, depends_on: second}
+          last: {exec: "echo began; sleep 0.5; echo the end", depends_on: inner}
+        """,
+        run_id="one",
+        environment={**os.environ, "SHOTCLOCK_KEEP_RUN_LOGS_SIZE": str(limit)},
+    )
+    assert envelope.ok and not envelope.warnings
+    found = kept(store, "one")
+    for name in ("first 1", "second 1"):
+        begin, *lines = found[name].splitlines()
+        assert begin == "![the logs of the run have reached 300,000 bytes (SHOTCLOCK_KEEP_RUN_LOGS_SIZE)]"
+        assert lines == [str(number) for number in range(30_001 - len(lines), 30_001)] and len(lines) > 100
+    assert found["last 1"] == "began\nthe end\n"
+    written = len(all_bytes(store, "one")) + len(all_bytes(store, "one.inner"))
+    assert written < limit and list(kept(store, "one")) == ["first 1", "second 1", "last 1"]
+
+
+def test_where_ends_are_too_many_the_oldest_tries_are_deleted_and_it_is_said(run: Run, store: Store) -> None:
+    envelope = run(
+        """
+        steps:
+          each: {exec: "seq 400; echo of {{ item }}", for_each: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}
+          wait: {exec: "sleep 0.5; echo waited", depends_on: each}
+          last: {exec: "seq 400; sleep 0.5", depends_on: wait}
+        """,
+        run_id="one",
+        environment={**os.environ, "SHOTCLOCK_KEEP_RUN_LOGS_SIZE": "9000"},
+    )
+    assert envelope.ok
+    (note,) = envelope.warnings
+    assert note["code"] == "NOT_WRITTEN_DOWN" and "SHOTCLOCK_KEEP_RUN_LOGS_SIZE" in note["message"]
+    assert len(all_bytes(store, "one")) < 9_000 and "last 1" in kept(store, "one")
+
+
+def test_a_shrunk_log_is_not_read_again_by_its_follower_and_its_lines_keep_their_places(store: Store) -> None:
+    async def write() -> None:
+        log = RunLogs(store.home, "one", Redaction({}), None).open("step", 1)
+        log.take([(1, b"%04d\n" % number) for number in range(1000)], [0, 0])
+        log.close()
+
+    asyncio.run(write())
+    (log,) = list_logs(store.home, "one")
+    whole = read_log(log.path)
+    assert shrink_log(log.path, 70, b"note") == os.stat(log.path).st_size
+    shrunk, late = read_log(log.path), read_log(log.path, whole.end - 14)
+    assert [line.text for line in read_records(shrunk.content)] == ["[note]", *(f"0{n}" for n in range(990, 1000))]
+    assert shrunk.end == whole.end and shrunk.next_line == whole.next_line
+    assert late.content == b"1 0998\n1 0999\n" and not read_log(log.path, whole.end).content

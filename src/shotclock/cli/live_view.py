@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
@@ -25,6 +24,7 @@ from ..workflow.report import MARKS, brief, news_in_words, noteworthy, why_faile
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import Status, StepState
 from ..workflow.step_log import read_records
+from .logs import ESCAPES
 from .output import Screen
 from .render import COLOURS
 
@@ -35,7 +35,6 @@ BAR_WIDTH = 16
 FINISHED_SHOWN = 3
 PRINTED_READ = 4096  # bytes of new output in which the last line is looked for
 PRINTED_SHOWN = 200
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 LISTED_AT_END = 30  # of more finished steps, only the failed ones are listed
 
 

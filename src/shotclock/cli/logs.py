@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.envelope import Envelope
+from ..core.envelope import Envelope, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.value_types import field, record, replace, value
 from ..dispatch.job_log import log_state, read_log
@@ -18,15 +20,18 @@ from ..store.runs import StoredRun
 from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine
 from ..workflow.state import Status, read_record
-from ..workflow.step_log import KeptLog, LogLine, list_logs, read_records
+from ..workflow.step_log import PRINTING, KeptLog, LogLine, list_logs, read_records
+from .engine import temporal_engine
 from .job_logs import LOOK_S, spell_out
-from .output import raise_on_stop, say_line, write_quietly
-from .parser import Subcommand, argument, flag, option, whole_number
-from .subcommand import JSON, TIMEOUT_MS, Mistaken, admit_call, conclude, deliver, engine_options, run_subcommand
+from .output import EarlyEnd, raise_on_stop, say_line, until_stopped, write_quietly
+from .parser import Subcommand, argument, flag, nearest_of, option, whole_number
+from .subcommand import JSON, TIMEOUT_MS, admit_call, conclude, deliver, engine_options, run_subcommand
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
 
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 STREAMS = {1: "stdout", 2: "stderr"}
 
 
@@ -44,10 +49,7 @@ class _Wanted:
     number: int | None
 
     def includes(self, log: KeptLog) -> bool:
-        is_step = self.step is None or log.step == self.step
-        # Its items, the steps of a nested workflow, and the tools of an agent.
-        is_part = self.step is not None and log.step.startswith(tuple(f"{self.step}{mark}" for mark in "[. "))
-        return (is_step or is_part) and self.number in (None, log.number)
+        return (self.step is None or is_part_of(log.step, self.step)) and self.number in (None, log.number)
 
     def label(self, log: KeptLog) -> str:
         """Return the beginning of its lines; empty where it is the only log that can be shown."""
@@ -56,15 +58,32 @@ class _Wanted:
         return label_of(log.step, 1 if self.number is not None else log.number)
 
 
+def is_part_of(name: str, step: str) -> bool:
+    """Return whether it is the step, or an item, a step of its nested workflow, or a tool of its agent."""
+    return name == step or name.startswith(tuple(f"{step}{mark}" for mark in "[. "))
+
+
 def label_of(step: str, number: int) -> str:
     return f"{step} | " if number == 1 else f"{step} (try {number}) | "
+
+
+def _flatten(text: str) -> str:
+    """Return a line without what moves the cursor or leaves a colour on: of a progress bar the last state."""
+    if "\x1b" in text:
+        text = ESCAPES.sub(lambda found: found[0] if COLOUR.fullmatch(found[0]) else "", text)
+        if "\x1b" in text and not text.endswith(("\x1b[0m", "\x1b[m")):
+            text += "\x1b[0m"
+    return next((part for part in reversed(text.split("\r")) if part), "")
 
 
 class LabelledLines:
     """Text of the lines of several logs, each behind its label."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_flat: bool = False) -> None:
+        """`is_flat`: lines move no cursor, as those behind a label never do."""
+        self._is_flat = is_flat
         self._unfinished: tuple[str, int] | None = None
+        self._has_returned = False
 
     def write(self, label: str, lines: Iterable[LogLine]) -> str:
         written: list[str] = []
@@ -76,7 +95,14 @@ class LabelledLines:
                 written.append(f"{label}[… {line.left_out} bytes left out …]\n")
                 self._unfinished = None
                 continue
-            written.append(line.text if begun == place else label + line.text)
+            text = line.text
+            if self._is_flat or label:
+                is_drawn_anew = text.startswith("\r") or self._has_returned
+                text, self._has_returned = _flatten(text), text.endswith("\r")
+                if is_drawn_anew and begun == place:  # a progress bar
+                    written.append("\n")
+                    begun = None
+            written.append(text if begun == place else label + text)
             if line.is_whole:
                 written.append("\n")
             self._unfinished = None if line.is_whole else place
@@ -156,10 +182,9 @@ class _RunLogs:
         workflow, states = read_record(self.run, self.store)
         state, name = states.get(step), step.partition("[")[0]
         if name not in workflow.steps:
-            hint = f"it has {', '.join(list(workflow.steps)[:20])}"
-            raise Failure("NOT_FOUND", f"run {self.run.id} has no step {step!r} with output", suggestion=hint)
-        if workflow.steps[name].type not in ("command", "tool", "workflow", "ai"):
-            message = f"step {step} is of type {workflow.steps[name].type}; only commands have logs"
+            raise unknown_step(self.run.id, step, workflow.steps)
+        if workflow.steps[name].type not in (*PRINTING, "workflow"):
+            message = f"step {step} is of type {workflow.steps[name].type}, which prints nothing"
             raise Failure("NOT_FOUND", message)
         if name == step and (state is None or state.status in (Status.PENDING, Status.SKIPPED)):
             why = "was skipped" if state is not None and state.status is Status.SKIPPED else "has not begun"
@@ -172,15 +197,14 @@ class _RunLogs:
 def _run_logs(
     run_id: str, step: str | None, follow: bool, number: int | None, on: Address | None
 ) -> Callable[[bool], int]:
-    if on is not None:
-        raise Mistaken(
-            {"on": "the output of runs on Temporal is not kept; `shotclock report` has the end of failed steps"}
-        )
     wanted = _Wanted(step, number)
+    body = partial(_follow if follow else _read, run_id, wanted)
+    if on is not None:
+        body = partial(_read_engine, on, run_id, wanted, follow)
 
     def start(as_json: bool) -> int:
         call = admit_call("logs", 0 if follow else TIMEOUT_MS)
-        envelope = conclude(call, partial(_follow if follow else _read, run_id, wanted))
+        envelope = conclude(call, body)
         if follow and (envelope.ok or envelope.code == "CANCELLED"):  # Ctrl-C is the way to leave
             return envelope.exit_code
         return deliver(envelope, as_json, partial(_show, wanted))
@@ -257,6 +281,47 @@ def _follow(run_id: str, wanted: _Wanted) -> Outcome:
     return Outcome(Ending.FINISHED)
 
 
+def _read_engine(on: Address, run_id: str, wanted: _Wanted, follows: bool) -> Outcome:
+    """Print or return what the engine has of the output: the ends that the workers have sent."""
+    engine, writer = temporal_engine(on), LabelledLines()
+    from ..temporal.step_tails import RunTails
+
+    found: dict[tuple[str, int], list[LogLine]] = {}
+
+    def take(log: KeptLog, lines: list[LogLine]) -> None:
+        if wanted.includes(log):
+            found.setdefault((log.step, log.number), []).extend(() if follows else lines)
+            if follows:
+                write_quietly(sys.stdout, writer.write(wanted.label(log), lines))
+
+    async def main() -> tuple[str, bool]:
+        id, is_over, steps = await engine.find_steps(run_id)
+        if steps and wanted.step is not None and re.split(r"[.\[ ]", wanted.step)[0] not in steps:
+            raise unknown_step(id, wanted.step, steps)
+        await RunTails(engine, id, take).read(follows=follows)
+        return id, is_over
+
+    read = asyncio.run(until_stopped(main(), None if follows else TIMEOUT_MS / 1000))
+    if isinstance(read, EarlyEnd):
+        if read.signal is None:
+            raise Failure("CONNECT_FAILED", f"the engine did not answer within {TIMEOUT_MS // 1000} s")
+        return Outcome(Ending.NOT_STARTED, stop_problem(read.signal))
+    if follows:
+        write_quietly(sys.stdout, writer.finish())
+    logs = [{"step": step, "try": number, "lines": _join_lines(lines)} for (step, number), lines in found.items()]
+    none = f"the engine has no output of {'this run' if wanted.step is None else f'step {wanted.step}'}"
+    if follows and not found:
+        say_line(none)
+    data: dict[str, object] = {"run_id": read[0], "terminal": read[1], "logs": logs}
+    return Outcome(Ending.FINISHED, data=data if found else {**data, "none": none})
+
+
+def unknown_step(run_id: str, step: str, known: Iterable[str]) -> Failure:
+    names, nearest = list(known), nearest_of(step, known)
+    hint = f"it has {', '.join(names[:20])}" if nearest is None else f"did you mean {nearest}?"
+    return Failure("NOT_FOUND", f"run {run_id} has no step {step!r} with output", suggestion=hint)
+
+
 _COMMAND = Subcommand(
     "logs",
     "Print what the steps of a run print, while it runs and afterwards.",
@@ -268,7 +333,7 @@ _COMMAND = Subcommand(
         flag("--follow", "-f: print further output until the run ends, always as text."),
         option("--try", "N", "This try alone, from 1.", read=_read_try, key="number"),
         JSON,
-        *engine_options("Not for runs on Temporal: their output is not kept."),
+        *engine_options("A run on Temporal, of which the last 4 kB of each step are kept."),
     ),
     run=_run_logs,
     usage="RUN-ID [STEP] [-f] [--try N]",

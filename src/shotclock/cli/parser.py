@@ -43,6 +43,7 @@ class Option:
     read: Callable[[str], object] | None = None  # converts the text; a ValueError is the mistake
     heading: str = "Options"
     key: str = ""
+    implied: Any = None  # its value where it is typed without one
     is_outer: bool = False  # goes before the command; behind it, another option has this name
 
     @property
@@ -342,6 +343,9 @@ class _LineReader:
             self._store(each, name, is_true == (name == each.name))
             return
         if text is None:
+            if each.implied is not None and (not self._rest or is_option(self._rest[0])):
+                self._store(each, name, each.implied)
+                return
             if not self._rest or self._rest[0][:2] == "--":
                 self._line.refuse(each.field, each.missing or f"{name} needs a value")
                 return

@@ -35,6 +35,7 @@ from ..workflow.state import Status, StepState, read_record
 from .engine import open_engine
 from .import_file import point_to_import
 from .jobs import order_work
+from .logs import is_part_of
 from .output import (
     Outlet,
     Signalled,
@@ -49,7 +50,7 @@ from .output import (
     summary_line,
     write_quietly,
 )
-from .parser import Subcommand, argument, duration, flag, name_and_value, option
+from .parser import Subcommand, argument, duration, flag, name_and_value, nearest_of, option
 from .report import FORMATS, ensure_writable, text_of, write_file
 from .run_lines import RunLines
 from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options
@@ -80,9 +81,10 @@ class RunOptions:
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
     quiet: bool = False
-    follow: bool = False
+    follow: tuple[str, ...] | None = None  # the steps whose output is printed; empty: all
 
 
+NAMED = 10  # failed steps in the last lines of a run
 SHORTEST_HEARTBEAT_MS = 1_000  # half of it is the time that a worker may be silent
 
 
@@ -93,18 +95,23 @@ def _run(
     extend: str | None,
     wind_down: str | None,
     json_only: bool,
+    follow: list[tuple[str, ...]],
     **values: Any,
 ) -> ChildWork | Callable[[bool], int]:
     if extend is not None or wind_down is not None:
-        return _control(str(extend or wind_down), extend is not None, flow, by, {**values, "input": input})
+        others = {**values, "input": input, "follow": follow}
+        return _control(str(extend or wind_down), extend is not None, flow, by, others)
     if by is not None:
         raise Mistaken({"by": "a duration after the file needs --extend RUN [STEP] D"})
+    if flow is None and values["resume"] is None and follow and follow[-1]:
+        flow, follow = ",".join(follow[-1]), [*follow[:-1], ()]  # `--follow FLOW`: the word is no step
     if (flow is None) == (values["resume"] is None):
         raise Mistaken({"flow": "missing FLOW: a workflow file, or --resume RUN_ID (not both)"})
     if values["heartbeat_ms"] is not None and values["heartbeat_ms"] < SHORTEST_HEARTBEAT_MS:
         message = f"must be at least {SHORTEST_HEARTBEAT_MS} ms, or a busy worker would be taken for lost"
         raise Mistaken({"heartbeat": message})
-    options = RunOptions(flow, inputs=dict(input), **values)
+    names = tuple(name for steps in follow for name in steps) if follow else None
+    options = RunOptions(flow, inputs=dict(input), follow=names, **values)
     return lambda as_json: main(options, as_json, envelope_only=json_only)
 
 
@@ -161,6 +168,7 @@ def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | O
         request = options.resume if options.resume is not None else _read_request(options)
         if isinstance(request, Outcome):
             return request
+        _check_followed(options.follow or (), engine, request)
         return events.finish(asyncio.run(_carry_out(engine, request, events, alone, budget_ms)))
 
 
@@ -184,6 +192,24 @@ def _budget_ms(options: RunOptions) -> int | None:
     if options.budget_ms is not None:
         return options.budget_ms or None
     return None if is_terminal(sys.stdin) else read_response_budget_ms()
+
+
+def _check_followed(names: tuple[str, ...], engine: Engine, request: RunRequest | str) -> None:
+    """Raise Failure if a name is that of no step."""
+    if not names:
+        return
+    if not isinstance(engine, EmbeddedEngine):
+        hint = "follow it with `shotclock logs RUN STEP -f --on URL`"
+        raise Failure("ARG_ERROR", "--follow STEP is for runs on this machine", suggestion=hint)
+    if isinstance(request, RunRequest):
+        workflow = request.workflow
+    else:
+        workflow = read_record(engine.find_run(request), engine.store)[0]
+    for name in names:
+        if not any(is_part_of(name, step) for step in workflow.steps):
+            nearest = nearest_of(name, workflow.steps)
+            hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(list(workflow.steps)[:20])}"
+            raise Failure("ARG_ERROR", f"--follow {one_line(name, 40)}: there is no such step", suggestion=hint)
 
 
 async def _carry_out(
@@ -251,13 +277,14 @@ class _Events:
 
     @property
     def follows(self) -> bool:
-        return self._options.follow
+        return self._options.follow is not None
 
     def find_lines(self, alone: bool) -> RunLines:
         if sys.stderr is None or (alone and not is_terminal(sys.stderr)):
             return RunLines.unseen()
         in_groups = os.environ.get("GITHUB_ACTIONS") == "true"
-        return RunLines(Outlet(2), shows_output=not self._options.quiet, in_groups=in_groups)
+        only = self._options.follow or ()
+        return RunLines(Outlet(2), shows_output=not self._options.quiet, in_groups=in_groups, only=only)
 
     def note_change(self, state: StepState) -> None:
         self._write("step", {"id": state.id, **state.to_answer()})
@@ -344,8 +371,10 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions)
     where = "" if options.on is None else f" {options.on.on_command_line}"
     artifacts = data.get("artifacts")
     kept = "" if artifacts is None else f"\n  {artifacts_in_words(artifacts)}: {visible(artifacts['folder'])}"
-    shown = f"shotclock report {data['run_id']} --open{where}"
-    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}{kept}\n  {shown}"
+    failed = [one_line(name, 40) for name in data["failed"]]
+    names = f"\n  failed: {', '.join(failed[:NAMED])}" + (" …" if len(failed) > NAMED else "") if failed else ""
+    line = f"{mark} {one_line(data['name'], 40)}: {counts} in {took}{names}{kept}"
+    return f"{line}\n  shotclock report {data['run_id']} --open{where}"
 
 
 def _text(envelope: Envelope, options: RunOptions) -> str | None:
@@ -374,6 +403,10 @@ def _read_tags(text: str) -> tuple[str, ...]:
     if not all(tags):
         raise ValueError(f"{text[:40]!r} is not a list of tags: write a,b")
     return tags
+
+
+def _read_names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 _RESUME = ("--resume",)  # a resumed run keeps the values that it began with
@@ -434,7 +467,16 @@ COMMANDS = {
                 "without limit, as on a terminal. Otherwise SHOTCLOCK_RESPONSE_TIMEOUT, or 30s.",
                 key="budget_ms",
             ),
-            flag("--follow", "On a terminal, print what steps print, and draw nothing.", excludes=("--quiet",)),
+            option(
+                "--follow",
+                "[STEP]",
+                "Print what steps print, also on a terminal, and draw nothing. With names (--follow build,test) only "
+                "what these steps print.",
+                read=_read_names,
+                repeats=True,
+                implied=(),
+                excludes=("--quiet",),
+            ),
             flag("--quiet", "Print no output of steps on stderr, and no sign of life, off a terminal."),
             flag("--force", "Run it although its timeouts cannot fit (`budget/…`).", excludes=_RESUME),
             option(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.clocks import NS_PER_MS, format_duration
@@ -15,7 +16,7 @@ from ..process.clock import monotonic_ns
 from ..workflow.report import MARKS, news_in_words, why_failed
 from ..workflow.state import Status, StepState
 from ..workflow.step_log import read_records
-from .logs import LabelledLines, label_of
+from .logs import LabelledLines, is_part_of, label_of
 from .output import Outlet
 
 HEARTBEAT_S = 30.0  # the longest silence
@@ -29,7 +30,7 @@ NAMED = 5  # running steps in a sign of life
 class _Group:
     """The output of a step that has not ended."""
 
-    writer: LabelledLines = field(default_factory=LabelledLines)
+    writer: LabelledLines = field(default_factory=lambda: LabelledLines(is_flat=True))
     texts: deque[str] = field(default_factory=deque)
     size: int = 0
     left_out: int = 0
@@ -48,16 +49,25 @@ class RunLines:
     aside = contextlib.nullcontext[None]
 
     def __init__(
-        self, outlet: Outlet | None, *, shows_output: bool, in_groups: bool = False, heartbeat_s: float = HEARTBEAT_S
+        self,
+        outlet: Outlet | None,
+        *,
+        shows_output: bool,
+        in_groups: bool = False,
+        only: Sequence[str] = (),
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        """`in_groups`: the output of a step is one group of GitHub Actions, written when the step has ended."""
+        """`in_groups`: the output of a step is one group of GitHub Actions, written when the step has ended. `only`:
+        the steps whose output is shown, if not all."""
         self._outlet = outlet
         self._shows_output = shows_output and outlet is not None
         self._in_groups = in_groups
+        self._only = only
         self._heartbeat_s = heartbeat_s
         self._writer = LabelledLines()
         self._groups: dict[str, _Group] = {}
         self._running: dict[str, int] = {}
+        self._tries: dict[str, int] = {}
         self._began_ns = self._written_ns = monotonic_ns()
         self._left_out = 0
         self._watching: asyncio.Task[None] | None = None
@@ -87,7 +97,13 @@ class RunLines:
         else:
             self._running.pop(state.id, None)
             self._write_group(state.id, state.status.value)
-        self._write_line(_describe(state))
+        line = _describe(state)
+        if (tries := self._tries.pop(state.id, 1)) > 1 and state.status.is_final:
+            line += f" (try {tries})"
+        if self._in_groups and state.status.is_bad:  # shown above the log as well
+            kind = "warning" if state.continues else "error"
+            line = f"::{kind} title={_escape(state.id, ':,')}::{_escape(line)}"
+        self._write_line(line)
 
     def note_news(self, step: str, news: dict[str, Any]) -> None:
         self._write_line(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
@@ -97,8 +113,11 @@ class RunLines:
         if not self._shows_output:
             return
         if not records:
+            self._tries[step] = number
             if number > 1:
                 self._write_line(f"… {step} is tried again (try {number})")
+            return
+        if self._only and not any(is_part_of(step, name) for name in self._only):
             return
         if self._in_groups:
             owner = step.partition("[")[0].partition(" tool ")[0]
@@ -162,6 +181,13 @@ class RunLines:
                 self._outlet.write(text)
             except OSError:  # the reader has left, or does not keep up
                 self._outlet, self._shows_output = None, False
+
+
+def _escape(text: str, more: str = "") -> str:
+    """Write a value of a command of GitHub's runner."""
+    for letter in "%\r\n" + more:
+        text = text.replace(letter, f"%{ord(letter):02X}")
+    return text
 
 
 def _describe(state: StepState) -> str:

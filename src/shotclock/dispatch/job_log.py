@@ -190,6 +190,31 @@ def read_log(path: str, after: int = 0, *, since: WallTime | None = None) -> Log
     return part
 
 
+def shrink_log(path: str, most: int, note: bytes) -> int:
+    """Keep only the end of a log that nobody writes, behind a note on stderr, and return its size. Its lines begin with
+    the number of a stream, as those of a step do."""
+    part, index = read_log(path), _read_index(path)
+    kept = part.content[part.content.find(b"\n", max(0, len(part.content) - most - 1)) + 1 :]
+    content = b"\n2 [%s]\n%s" % (note, kept)  # a reader leaves out the first line, which may have no beginning
+    fresh, at_ms = f"{path}.new", index[0].at_ms if index else wall_time().ms
+    try:
+        with _append(fresh) as file:
+            file.truncate(0)
+            file.write(content)
+            inode = os.fstat(file.fileno()).st_ino
+        lines = part.next_line - 1 - content.count(b"\n")
+        with _append(f"{fresh}.index") as entry:
+            entry.truncate(0)
+            entry.write(_Entry(at_ms, part.end - len(content), lines, inode).as_line().encode())
+        os.replace(f"{fresh}.index", f"{path}.index")
+        os.replace(fresh, path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{path}.1")
+    except OSError:
+        return part.end - part.offset
+    return len(content)
+
+
 def _find_page(index: list[_Entry], inode: int) -> _Entry | None:
     return next((entry for entry in reversed(index) if entry.inode == inode), None)
 

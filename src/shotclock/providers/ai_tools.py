@@ -32,6 +32,7 @@ from ..runtime.outcomes import timeout_problem
 from ..runtime.runtime import Runtime
 from .mcp import load_client
 from .provider import StepCall, duration_ms
+from .step_text import StepText
 
 if TYPE_CHECKING:
     import mcp_types
@@ -83,6 +84,7 @@ class AgentTools:
         self.warnings: tuple[Warning_, ...] = ()
         self.survivors: list[dict[str, object]] = []
         self.has_left_doubt = False  # a call failed and may have had side effects
+        self.shown = StepText(step)
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -148,6 +150,7 @@ class AgentTools:
         written = server.written
         talk: ServerConversation = client.ServerConversation(self._call.trace)
         server.conversation = talk
+        talk.on_log, talk.on_progress = self.shown.log, self.shown.progress
         if written.command is not None:
             argv = [written.command, *written.args]
             env = {name: as_text(value) for name, value in written.env.items() if value is not None}
@@ -362,6 +365,7 @@ class AgentListener(CallListener):
 
     def __init__(self, tools: AgentTools) -> None:
         self.tools = tools
+        self.shown = tools.shown
         self._text = ""
         self._request_began = 0
         self.tool_calls = 0
@@ -379,11 +383,14 @@ class AgentListener(CallListener):
 
     def wrote(self, text: str) -> None:
         self._text += text  # bounded by CONVERSATION_LIMIT of the agent
+        self.shown.write(text)
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
         match question, value:
             case "tool", {"name": str(name), "arguments": dict(arguments)}:
                 self.tool_calls += 1
+                self.shown.end_line()
+                self.shown.log("info", f"calls {name}")
                 if (usage := self.details.get("usage")) is not None:
                     usage["tool_calls"] = max(usage["tool_calls"], self.tool_calls)
                 return self.tools.call(name, arguments)
@@ -396,7 +403,10 @@ class AgentListener(CallListener):
         if self.on_begin is not None:
             begin, self.on_begin = self.on_begin, None
             begin()
+        self.shown.end_line()
         if details.pop("again", False):
+            if len(self._text) > self._request_began:
+                self.shown.log("info", "the answer was broken off, and is asked for again")
             self._text = self._text[: self._request_began]
         self._request_began = len(self._text)
         self.details.update(details)

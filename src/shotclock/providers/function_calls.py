@@ -15,6 +15,7 @@ from typing import Any
 from ..core.clocks import ClockKind, format_duration
 from ..core.envelope import Envelope, Problem
 from ..core.errors import Ending, Failure
+from ..core.json_values import as_text
 from ..core.value_types import entity, replace
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.invocation import Target, learn, parse_attribute, parse_target
@@ -35,6 +36,7 @@ from .provider import (
     cancelled_outcome,
     remaining_limit_ms,
 )
+from .step_text import StepText
 
 # The same App with another environment is another one.
 MOST_IDLE_APPS = 8
@@ -162,7 +164,15 @@ def _request_of(step: StepCall, call: Call) -> CallRequest:
             justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
     # The soft limit of the step winds the command down.
     clocks = replace(call.clocks, timeout_ms=remaining_limit_ms(call), soft_ms=0)
-    return CallRequest(command, arguments, clocks, run_wait=run_wait, justification=justification)
+    request = CallRequest(command, arguments, clocks, run_wait=run_wait, justification=justification)
+    text = StepText(step)
+    if not text.is_kept:
+        return request
+
+    def add_item(item: object) -> None:
+        text.write(as_text(item) + "\n")
+
+    return replace(request, on_progress=text.progress, on_log=text.log, on_item=add_item)
 
 
 def _surroundings(step: StepCall) -> StepSurroundings:

@@ -43,6 +43,7 @@ from .provider import (
     cancelled_outcome,
     check_server,
 )
+from .step_text import StepText
 
 if TYPE_CHECKING:
     from .mcp_client import Conversation
@@ -178,7 +179,8 @@ class _ToolCall(Work):
             step.settings["method"], step.settings["arguments"], self._remaining_ms, admission.trace
         )
         self._conversation.on_sign = control_of(admission).note_sign_of_life
-        self._conversation.on_progress = control_of(admission).note_progress
+        self._shown = StepText(step)
+        self._conversation.on_log, self._conversation.on_progress = self._shown.log, self._note_progress
         written = step.settings.get("connect_timeout")
         self._connect_ms = 0 if written is None else parse_duration_ms(written, bare="s")
         self._rule: str | None = None  # where it does not follow from the code
@@ -186,6 +188,10 @@ class _ToolCall(Work):
         self._stopping: asyncio.Task[None] | None = None
         self._server: InteractiveProcess | None = None
         self.proposal: ForeignProposal | None = None  # the tool waits for it before it begins
+
+    def _note_progress(self, done: float, total: float | None, message: str | None) -> None:
+        control_of(self._admission).note_progress(done, total, message)
+        self._shown.progress(done, total, message)
 
     def _remaining_ms(self) -> int | None:
         bell = self._admission.bound.bell

@@ -36,7 +36,7 @@ from mcp_types import CONNECTION_CLOSED, METHOD_NOT_FOUND
 from .._version import __version__
 from ..core.envelope import CONTROLS_EXTENSION, ENVELOPE_KEY, Problem
 from ..core.errors import Failure
-from ..core.json_values import read_json
+from ..core.json_values import as_text, read_json
 from ..core.trace import TraceContext
 from ..process.clock import monotonic_ns
 from ..process.spans import stand_at
@@ -85,6 +85,7 @@ class Conversation:
         self.on_sign: Callable[[], None] | None = None
         """Called as bytes are read: on a late loop it takes several turns until they count as progress."""
         self.on_progress: Callable[[float, float | None, str | None], None] | None = None
+        self.on_log: Callable[[str, str, str | None], None] | None = None
         self.kept: tuple[str, ...] = ()  # numbers that cannot be represented exactly and stay text
         self._stop_tool: types.Tool | None = None
         self.calling: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
@@ -201,6 +202,8 @@ class Conversation:
         return _Session(
             incoming,
             outgoing,
+            logging_callback=self._on_log,
+            log_level="info",
             message_handler=self._on_message,
             client_info=types.Implementation(name="shotclock", version=__version__),
             extensions={CONTROLS_EXTENSION: {}},
@@ -213,6 +216,10 @@ class Conversation:
         self.note_sign_of_life()
         if self.on_progress is not None:
             self.on_progress(progress, total, message)
+
+    async def _on_log(self, params: types.LoggingMessageNotificationParams) -> None:
+        if self.on_log is not None:
+            self.on_log(params.level, as_text(params.data), params.logger)
 
     def _make_problem(self, error: BaseException) -> Problem:
         is_called = self.is_calling

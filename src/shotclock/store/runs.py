@@ -59,6 +59,8 @@ class PastStep:
     was_wound_down: bool
     clock: Mapping[str, Any] | None
     """The limit that stopped it."""
+    tries: Sequence[tuple[int, str]] = ()
+    """The milliseconds and the outcome of each try, or of the longest ones."""
 
 
 @value
@@ -318,12 +320,13 @@ _PAST_STEP = parts_of_json(
     "partial",
     "overtime",
     "error.context.clock",
+    "tries",
 )
 
 
 def _read_past_step(row: Sequence[Any]) -> PastStep:
     id, status, extracted = row
-    type, duration_ms, attempts, was_paused, is_cut_short, partial, overtime, clock = json.loads(extracted)
+    type, duration_ms, attempts, was_paused, is_cut_short, partial, overtime, clock, tries = json.loads(extracted)
     was_wound_down = bool(partial) or any(news.get("event") == "wind_down" for news in overtime or ())
     return PastStep(
         decode_text(id),
@@ -335,6 +338,7 @@ def _read_past_step(row: Sequence[Any]) -> PastStep:
         bool(is_cut_short),
         was_wound_down,
         clock if isinstance(clock, dict) else None,
+        tuple((int(ms), str(outcome)) for ms, outcome in tries or ()),
     )
 
 

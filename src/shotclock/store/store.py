@@ -128,6 +128,7 @@ class Retention:
     calls_ms: int = 30 * DAY_MS
     calls: int = 100_000
     artifacts_bytes: int = 10 * 10**9
+    run_logs_bytes: int = 64 * 10**6  # of one run, while it runs
 
 
 @value
@@ -156,6 +157,7 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
         "SHOTCLOCK_KEEP_RUNS_FOR": ("runs_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_RUNS": ("runs", parse_count),
         "SHOTCLOCK_KEEP_RUNS_SIZE": ("runs_bytes", parse_size),
+        "SHOTCLOCK_KEEP_RUN_LOGS_SIZE": ("run_logs_bytes", parse_size),
         "SHOTCLOCK_KEEP_PROPOSALS_FOR": ("proposals_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_CALLS_FOR": ("calls_ms", parse_duration_ms),
         "SHOTCLOCK_KEEP_CALLS": ("calls", parse_count),

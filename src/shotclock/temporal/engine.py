@@ -400,6 +400,20 @@ class TemporalEngine:
             made = replace(made, why=f"it waits for a person: `shotclock inbox list {self.where}`")
         return made
 
+    async def find_steps(self, run_id: str) -> tuple[str, bool, list[str]]:
+        """Return the id of a run, whether it has ended, and its steps; none where no worker answers."""
+        try:
+            described = await self._describe(run_id)
+        except Failure as failure:
+            if failure.code != "RUN_NOT_FOUND":
+                raise
+            run_id = await self._find_run(run_id)
+            described = await self._describe(run_id)
+        names: list[str] = []
+        with contextlib.suppress(Failure):
+            names = list((await read_progress(await self.handle(run_id), SEEN_LIMIT))["steps"])
+        return run_id, described.close_time is not None, names
+
     async def _find_run(self, beginning: str) -> str:
         found: list[str] = []
         if re.fullmatch(r"[A-Za-z0-9._-]+", beginning):
@@ -615,7 +629,7 @@ async def _read_end(handle: Handle) -> Envelope:
             if error.status is RPCStatusCode.NOT_FOUND:
                 raise _not_reached(handle, error) from None
         except Exception as error:
-            raise _unreadable(handle, error) from None
+            raise unreadable(handle, error) from None
         await asyncio.sleep(LOOK_S)
 
 
@@ -633,10 +647,10 @@ async def read_progress(handle: Handle, limit: timedelta = RPC_LIMIT) -> Progres
     except RPCError as error:
         raise _not_reached(handle, error) from None
     except Exception as error:
-        raise _unreadable(handle, error) from None
+        raise unreadable(handle, error) from None
 
 
-def _unreadable(handle: Handle, error: Exception) -> Failure:
+def unreadable(handle: Handle, error: Exception) -> Failure:
     message = f"the record of run {handle.id!r} cannot be read: {error}"
     hint = f"set {KEY_VARIABLE} and {PAYLOADS_VARIABLE} as for its workers, then run data.continue_command"
     return Failure("INCOMPLETE", message, suggestion=hint)

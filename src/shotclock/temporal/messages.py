@@ -100,6 +100,7 @@ class StepReply(TypedDict, total=False):
     is_parked: bool  # The step waits for people or nested runs. The workflow waits for them, then sends the step again.
     proposals: list[JsonObject]
     nested: list[RunInput]
+    printed: JsonObject  # the end of what the step has printed: see step_tails.py
 
 
 def slice_workflow(workflow: WorkflowFile, written: Mapping[str, Any], name: str) -> JsonObject:

@@ -50,6 +50,7 @@ from ..workflow.run_context import Deadlines, ParallelSlots, PersonWait, RunCont
 from ..workflow.schema import WorkflowFile, check_inputs
 from ..workflow.state import JsonObject, OutputsView, StepState, StepsView, redaction_for
 from ..workflow.step_executor import StepExecutor
+from ..workflow.step_log import OnStepOutput, RunLogs
 from ..workflow.step_renderer import StepRenderer
 from ..workflow.step_try import trace_steps
 from .messages import (
@@ -65,6 +66,7 @@ from .messages import (
     unpack_proposals,
 )
 from .payloads import JSON_LIMIT, KEY_VARIABLE, read_key, write_workflow
+from .step_tails import StepTails
 
 BEATS = 8  # heartbeats per heartbeat timeout: a late one does no harm
 # Parts of the heartbeat timeout: a cut-off step is stopped after the first and killed after the second. After the third
@@ -212,6 +214,7 @@ async def _open_context(
     make_deadlines: Callable[[Deadline | None], Deadlines] = lambda bell: Deadlines(bell, 0, frozenset()),
     *,
     may_park: bool = True,
+    on_output: OnStepOutput | None = None,
 ) -> AsyncIterator[RunContext]:
     """Open the context of a run for one of its steps. This process has no other part of the run."""
     bell = None if run["deadline_at"] is None else clock.deadline(run["deadline_at"])
@@ -222,6 +225,7 @@ async def _open_context(
     deadlines = make_deadlines(bell)
     environment = {**services.environment, **run["env"]}
     providers = Providers(RunServices(services.inbox, environment=environment))
+    redaction = redaction_for(workflow, {**environment, **services.own_variables})
     token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
 
     def find_fired() -> Fired:
@@ -242,9 +246,10 @@ async def _open_context(
         deadlines=deadlines,
         environment=environment,
         base_env={name: value for name, value in environment.items() if not looks_secret(name)},
-        redaction=redaction_for(workflow, {**environment, **services.own_variables}),
+        redaction=redaction,
         call=call,
         find_fired=find_fired,
+        logs=None if on_output is None else RunLogs(None, run["run_id"], redaction, on_output),
         json_limit=JSON_LIMIT,
     )
     try:
@@ -278,6 +283,7 @@ class _StepWork:
         self._context: RunContext | None = None
         self._working: asyncio.Future[None] | None = None
         self._wanted: dict[str, RunInput] = {}  # the nested runs that the workflow has to begin
+        self._tails = StepTails()
         self._is_announced = False
         self._is_ordered_off = False
         self._is_cut_off = False
@@ -319,6 +325,7 @@ class _StepWork:
             self._services,
             self._make_deadlines,
             may_park=step_input["may_park"],
+            on_output=self._tails.add,
         ) as context:
             self._context = context
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
@@ -341,7 +348,10 @@ class _StepWork:
                 await asyncio.wait([holding])
                 self._services.leases.end(self)
                 leave(context.call)
-            return self._reply(working, context)
+            reply = self._reply(working, context)
+            if printed := self._tails.describe():
+                reply["printed"] = printed
+            return reply
 
     def _make_deadlines(self, bell: Deadline | None) -> Deadlines:
         clean_up = frozenset([self._input["step"]] if self._input["is_clean_up"] else ())
@@ -517,7 +527,7 @@ class _StepWork:
     def _describe_beat(self) -> JsonObject:
         shown = [control_channel.describe_call(call) for call in self._own_calls()[:MOST_CALLS]]
         calls = shown if self._context is None else self._context.redaction.value(shown)
-        return {**self._describe_try(), "calls": calls}
+        return {**self._describe_try(), "calls": calls, "printed": self._tails.describe()}
 
     def _describe_try(self) -> dict[str, int]:
         state = self.state

@@ -60,7 +60,7 @@ class Measured:
     finished: tuple[int, ...] = ()
     stopped: tuple[int, ...] = ()  # the limits that stopped it
     failures: int = 0
-    uncounted: int = 0  # several tries or items, a wait for a person, or stopped by something else
+    uncounted: int = 0  # a wait for a person, or stopped by something else
 
     @property
     def runs(self) -> int:
@@ -164,12 +164,18 @@ def _judge_step(past: PastStep) -> _Judged:
         clock = past.clock or {}
         is_own = clock.get("kind") == "timeout" and clock.get("owner") == f"step {past.id}"
         return (_STOPPED, clock.get("limit_ms")) if is_own and clock.get("limit_ms") else (None, None)
+    is_whole = not past.was_paused and not past.was_wound_down
+    if is_whole and (reached := [ms for ms, outcome in past.tries if outcome == _STOPPED]):
+        return _STOPPED, max(reached)
     if past.status == Status.FAILED:
         return _FAILED, None
-    is_one_try = past.attempts == 1 and not past.was_paused and not past.was_wound_down
-    if past.status != Status.SUCCEEDED or not is_one_try or past.duration_ms is None:
+    if past.status != Status.SUCCEEDED or not is_whole:
         return None, None
-    return _FINISHED, past.duration_ms
+    if past.attempts == 1:
+        return _FINISHED, past.duration_ms
+    # Of several tries or items the longest: the limit is that of each of them.
+    longest = max((ms for ms, outcome in past.tries if outcome == _FINISHED), default=None)
+    return (None, None) if longest is None else (_FINISHED, longest)
 
 
 def _judge_run(run: PastRun) -> _Judged:
@@ -352,7 +358,7 @@ def _explain_too_few(measured: Measured) -> str:
     few = f"{count} too few" if measured.runs else "no run can be counted"
     apart = [f"{measured.failures} failed"] if measured.failures else []
     if measured.uncounted:
-        apart.append(f"{measured.uncounted} with several tries or items, a pause or a stop from outside")
+        apart.append(f"{measured.uncounted} with a pause or a stop from outside")
     return few + (f" ({', '.join(apart)})" if apart else "")
 
 

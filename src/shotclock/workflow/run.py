@@ -35,11 +35,12 @@ from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
 from ..store.runs import RunTaken, StepRecord, StoredRun
-from ..store.store import Store, prune_in_passing
+from ..store.store import Retention, Store, prune_in_passing, read_retention
 from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit
 from .concurrency import GroupRequest, enter_group
 from .finally_steps import has_begun
 from .lint import identity, inner_workflow
+from .log_quota import VARIABLE, LogQuota
 from .notices import Notice, answer_again, notice_of
 from .plan import (
     clean_up_steps,
@@ -316,6 +317,14 @@ def _only_waited(store: Store, run: StoredRun, step: StepPart, state: StepState)
     return STEP_TYPES[step.type].asks_before_start and store.proposals.was_used(asker, next_key) is False
 
 
+def _log_limit(environment: Mapping[str, str]) -> int:
+    """Return the most bytes of logs. `shotclock prune` reports a variable that is wrong."""
+    try:
+        return read_retention(environment).run_logs_bytes
+    except Failure:
+        return Retention().run_logs_bytes
+
+
 def _admit(request: RunRequest, timeout_ms: int, trace: TraceContext | None = None) -> Call:
     """Begin the call of a run, inside its step or the time of the environment."""
     scope = current_scope.get()
@@ -397,7 +406,8 @@ class _Run:
             clean_up_ms = kept_for_clean_up_ms(request.workflow, max(0, limit_ms - last.ms))
             self.kept_ms = clean_up_ms + last.ms
             redaction = redaction_for(request.workflow, environment)
-            self._logs = RunLogs(self.store.home, request.run_id, redaction, self.caller.on_output)
+            quota = LogQuota(_log_limit(environment)) if outer is None or outer.logs is None else outer.logs.quota
+            self._logs = RunLogs(self.store.home, request.run_id, redaction, self.caller.on_output, quota)
             yield RunContext(
                 run_id=request.run_id,
                 workflow=request.workflow,
@@ -519,6 +529,9 @@ class _Run:
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
         if self._logs is not None and self._logs.lost:
             lost = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
+            outcome.warnings += (lost,)
+        if self._logs is not None and self.caller.outer is None and (deleted := self._logs.quota.deleted):
+            lost = warning("NOT_WRITTEN_DOWN", f"the logs of the oldest {deleted} tries: {VARIABLE} was reached")
             outcome.warnings += (lost,)
         envelope = answer(self.call, outcome)
         notice = self._find_notice(envelope)

@@ -59,6 +59,9 @@ class Reason(StrEnum):
     RUN_ENDED = "run_ended"
 
 
+TRIES_RECORDED = 50
+
+
 @record
 class StepState:
     id: str
@@ -95,6 +98,9 @@ class StepState:
     artifacts: list[JsonObject] = field(default_factory=list)
     was_paused: bool = False
     """It waited for a person or began again on resume, so `duration_ms` is not the time of its work."""
+    tries: list[list[Any]] = field(default_factory=list)
+    """The milliseconds and the outcome of each try: `finished`, `failed`, `other`, or `stopped` by its own limit, which
+    these milliseconds are. Of many, also of items, the longest."""
     # Not recorded: known only while the step runs, or until the scheduler of a resumed run has reacted to its end.
     is_newly_interrupted: bool = False
     try_began_ns: int = 0
@@ -113,6 +119,15 @@ class StepState:
             self.status is Status.FAILED and not self.attempts
         )
         return SideEffects.NONE if is_untouched else SideEffects.UNKNOWN
+
+    def note_try(self, ms: int, verdict: Status, owner: str) -> None:
+        """Add the time of a try that has ended. `owner` is that of its own limits."""
+        context = (self.error or {}).get("context")
+        clock = context.get("clock") if isinstance(context, dict) else None
+        outcome = "finished" if verdict is Status.SUCCEEDED else "failed" if verdict is Status.FAILED else "other"
+        if isinstance(clock, dict) and (clock.get("kind"), clock.get("owner")) == ("timeout", owner):
+            ms, outcome = clock["limit_ms"], "stopped"
+        self.tries = longest_tries([*self.tries, [ms, outcome]])
 
     def fresh(self) -> StepState:
         """Return the step as it was before it ran, with its loop counters."""
@@ -200,12 +215,18 @@ class StepState:
 _UNRECORDED = ("is_newly_interrupted", "try_began_ns", "used_ms", "earlier_effects")
 _FIELDS = tuple(name for name in fields_of(StepState) if name not in _UNRECORDED)
 _UNSHOWN = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
-_UNSHOWN |= {"is_finally", "has_begun", "cut_off_ms", "was_paused"}
+_UNSHOWN |= {"is_finally", "has_begun", "cut_off_ms", "was_paused", "tries"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _UNSHOWN)
 _read_fields, _read_shown = attrgetter(*_FIELDS), attrgetter(*_SHOWN)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 # In these fields None, 0, false and empty mean different things.
 _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output", "exit_code"}
+
+
+def longest_tries(tries: list[list[Any]]) -> list[list[Any]]:
+    if len(tries) <= TRIES_RECORDED:
+        return tries
+    return sorted(tries, key=lambda each: (each[1] == "stopped", each[0]), reverse=True)[:TRIES_RECORDED]
 
 
 def lists_of(states: Mapping[str, StepState]) -> dict[str, list[str]]:

@@ -41,9 +41,19 @@ from .plan import (
 )
 from .run_context import ParallelSlots, RunContext, steps_at_work
 from .schema import schema_of_inputs
-from .state import JsonObject, Reason, Status, StepError, StepState, TemplateScope, effects_of, explain_limit
+from .state import (
+    JsonObject,
+    Reason,
+    Status,
+    StepError,
+    StepState,
+    TemplateScope,
+    effects_of,
+    explain_limit,
+    longest_tries,
+)
 from .step_approval import StepApproval
-from .step_log import TryLog
+from .step_log import PRINTING, TryLog
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
 from .step_try import AnsweredTry, change_scope, scope_of_run, try_step
 
@@ -213,6 +223,7 @@ class StepExecutor:
             if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, work.scope):
                 verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
+            state.note_try(state.used_ms, verdict, f"step {work.name}")
             tries = state.attempts - state.cut_off
             if not verdict.is_bad or tries >= most or retry is None:
                 return verdict
@@ -360,9 +371,9 @@ class StepExecutor:
                 log.close()
 
     def open_log(self, step: StepPart, name: str, number: int) -> TryLog | None:
-        """Return the log of a try, if it is that of a command."""
+        """Return the log of a try, if its type prints."""
         logs = self._run.logs
-        return logs.open(name, number) if logs is not None and isinstance(step, CommandStep | ToolStep) else None
+        return logs.open(name, number) if logs is not None and step.type in PRINTING else None
 
     def make_call(
         self,
@@ -474,6 +485,7 @@ class _Items:
             with contextlib.suppress(ValueError):
                 state.output = self._executor.check_size([part.output for part in parts])
             state.attempts = state.cut_off + sum(part.attempts for part in parts)
+            state.tries = longest_tries([each for part in parts for each in part.tries])
             if stopped is not None:
                 state.error, state.ending = stopped.error, stopped.ending
             if person_wait.parked.done():
@@ -519,6 +531,7 @@ class _Items:
     def _judge(self) -> Status:
         parts, state = self._parts, self._work.state
         state.attempts = state.cut_off + sum(part.attempts for part in parts)
+        state.tries = longest_tries([each for part in parts for each in part.tries])
         notes = [note for part in parts for note in part.warnings if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = notes[:MOST_WARNINGS]
         state.side_effects = effects_of(parts)

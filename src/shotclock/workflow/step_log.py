@@ -18,11 +18,14 @@ from urllib.parse import unquote
 from ..core.value_types import value
 from ..core.visible_text import HIDDEN, SHORTEST, Redaction
 from ..dispatch.job_log import Logbook, read_log
+from ..process.clock import monotonic_ns
 from ..store.home import StoreUnusable, make_private_directory
 from ..store.store import LOGS_FOLDER, log_name
+from .log_quota import LogQuota
 from .state import JsonObject
 
-UNFINISHED_S = 1.0  # after this silence the beginning of a line is shown
+PRINTING = ("command", "tool", "function", "mcp", "ai")  # the types of steps whose output is kept
+UNFINISHED_NS = 1_000_000_000  # after this time the beginning of a line is shown
 LONGEST_LINE = 64 * 1024  # of a longer one the beginning is shown at once
 TRIES_REPORTED = 20  # of one step, in a report
 READ_FOR_REPORT = 256 * 1024  # bytes of the log of a try
@@ -53,10 +56,19 @@ class LogLine:
 class RunLogs:
     """The logs of one run, for the process that has it."""
 
-    def __init__(self, home: Path, run_id: str, redaction: Redaction, on_output: OnStepOutput | None) -> None:
-        self._folder = run_folder(home, run_id)
+    def __init__(
+        self,
+        home: Path | None,
+        run_id: str,
+        redaction: Redaction,
+        on_output: OnStepOutput | None,
+        quota: LogQuota | None = None,
+    ) -> None:
+        """`home` is the directory of the store; without one nothing is kept, and `on_output` gets everything."""
+        self._folder = None if home is None else run_folder(home, run_id)
         self.redaction = redaction
         self.on_output = on_output
+        self.quota = LogQuota(0) if quota is None else quota
         self.lost = ""
         """Why output is missing in the logs."""
 
@@ -66,6 +78,8 @@ class RunLogs:
         return TryLog(self, step, number)
 
     def open_file(self, step: str, number: int) -> Logbook | None:
+        if self._folder is None:
+            return None
         path = f"{self._folder}/{log_name(step)}@{number}"
         try:
             make_private_directory(self._folder.parent)
@@ -77,8 +91,13 @@ class RunLogs:
         except StoreUnusable as unusable:
             self.lost = self.lost or str(unusable)
         else:
+            self.quota.open(self._folder, path)
             return Logbook(path, file)
         return None
+
+    def close_file(self, book: Logbook, step: str, number: int) -> None:
+        book.close()
+        self.quota.close(f"{self._folder}/{log_name(step)}@{number}")
 
 
 class TryLog:
@@ -91,6 +110,8 @@ class TryLog:
         self._rest = {1: b"", 2: b""}
         self._left_out = {1: 0, 2: 0}
         """Of a line whose beginning is missing: it could be half a secret, so the rest of it is left out as well."""
+        self._since_ns = {1: 0, 2: 0}
+        """The instant at which the unfinished line of a stream began, or was last shown."""
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, pieces: Sequence[tuple[int, bytes]], left_out: Sequence[int]) -> None:
@@ -115,7 +136,7 @@ class TryLog:
                 records.append(b"%d-%d\n" % (stream, self._left_out[stream]))
         self._write(records)
         if self._book is not None:
-            self._book.close()
+            self._logs.close_file(self._book, self._step, self._number)
 
     def _add(self, stream: int, chunk: bytes, records: list[bytes]) -> None:
         if self._left_out[stream]:
@@ -129,6 +150,8 @@ class TryLog:
         if end:
             mark = b"%d " % stream
             records.append(mark + self._mask(whole).replace(b"\n", b"\n" + mark) + b"\n")
+        if end or not self._rest[stream]:
+            self._since_ns[stream] = monotonic_ns()
         self._rest[stream] = rest
         if len(rest) > LONGEST_LINE:
             self._show_beginning(stream, records)
@@ -156,23 +179,29 @@ class TryLog:
         written = b"".join(records)
         if not self._is_open:
             self._is_open, self._book = True, self._logs.open_file(self._step, self._number)
-        if self._book is not None and not self._book.write(written):
-            self._logs.lost = self._logs.lost or "the disk did not take it"
+        if self._book is not None:
+            if not self._book.write(written):
+                self._logs.lost = self._logs.lost or "the disk did not take it"
+            self._logs.quota.note(len(written))
         if self._logs.on_output is not None:
             self._logs.on_output(self._step, self._number, written)
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        if any(self._rest.values()):
-            self._timer = asyncio.get_running_loop().call_later(UNFINISHED_S, self._show_beginnings)
+        """Wait for the older unfinished line. Later output does not delay it: a model writes long lines in pieces."""
+        unfinished = [self._since_ns[stream] for stream, rest in self._rest.items() if rest]
+        if self._timer is None and unfinished:
+            pause_s = max(0, min(unfinished) + UNFINISHED_NS - monotonic_ns()) / 1e9
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._show_beginnings)
 
     def _show_beginnings(self) -> None:
-        records: list[bytes] = []
-        for stream in (1, 2):
-            self._show_beginning(stream, records)
+        now_ns, records = monotonic_ns(), list[bytes]()
+        self._timer = None
+        for stream, since_ns in self._since_ns.items():
+            if self._rest[stream] and now_ns >= since_ns + UNFINISHED_NS:
+                self._show_beginning(stream, records)
+                self._since_ns[stream] = now_ns
         self._write(records)
+        self._set_timer()
 
 
 def run_folder(home: Path, run_id: str) -> Path:
