@@ -375,6 +375,10 @@ def _run(data: Any, console: Console) -> None:
             _print(console, Text(f"    ◔ +{brief(news['at_ms'])} {one_line(news_in_words(news), 200)}", "yellow"))
     if len(steps) < len(data["steps"]):
         _print(console, Text(f"\n  {len(data['steps']) - len(steps)} more steps; --html FILE shows them all"))
+    if data["rerun_of"]:
+        _print(console, Text(f"\n  continues run {one_line(data['rerun_of'], 80)}", "bright_black"))
+    if data["continue_command"]:
+        _print(console, Text(f"\n  continue it: {one_line(data['continue_command'], 200)}"))
     for name in ("html", "output_file"):
         if name in data:
             console.print(Text(f"\n{describe_page(data, name)}"), soft_wrap=True)  # whole, to be copied

@@ -28,10 +28,11 @@ from ..runtime.outcomes import outcome_of_error
 from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
-from ..workflow.plan import select_tagged
 from ..workflow.report import MARKS, brief, unstarted
+from ..workflow.rerun import refuse_open
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
+from ..workflow.step_choice import StepChoice, choose, cut_down, leave_out
 from .engine import open_engine
 from .jobs import order_work
 from .output import (
@@ -50,6 +51,7 @@ from .output import (
 )
 from .parser import Subcommand, argument, duration, flag, name_and_value, option
 from .report import FORMATS, ensure_writable, text_of, write_file
+from .rerun import continue_run, file_of
 from .run_lines import RunLines
 from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options
 from .workflow_files import read_run_duration
@@ -78,6 +80,10 @@ class RunOptions:
     queue: str | None = None
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    rerun_failed: str | None = None
+    start_from: tuple[str, ...] = ()
     quiet: bool = False
     follow: bool = False
 
@@ -98,8 +104,13 @@ def _run(
         return _control(str(extend or wind_down), extend is not None, flow, by, {**values, "input": input})
     if by is not None:
         raise Mistaken({"by": "a duration after the file needs --extend RUN [STEP] D"})
-    if (flow is None) == (values["resume"] is None):
-        raise Mistaken({"flow": "missing FLOW: a workflow file, or --resume RUN_ID (not both)"})
+    if [flow, values["resume"], values["rerun_failed"]].count(None) != 2:
+        message = "missing FLOW: a workflow file, --resume RUN_ID or --rerun-failed RUN_ID (one of them)"
+        raise Mistaken({"flow": message})
+    if values["rerun_failed"] is not None and values["on"] is not None:
+        raise Mistaken({"rerun-failed": "only for runs of this machine, not with --on: start the file again there"})
+    if values["skip"] and values["on"] is not None:
+        raise Mistaken({"skip": "only for runs of this machine, not with --on; --only and --tags work there"})
     if values["heartbeat_ms"] is not None and values["heartbeat_ms"] < SHORTEST_HEARTBEAT_MS:
         message = f"must be at least {SHORTEST_HEARTBEAT_MS} ms, or a busy worker would be taken for lost"
         raise Mistaken({"heartbeat": message})
@@ -157,7 +168,11 @@ def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | O
         ensure_writable(options.output_file)  # before there is a result to lose
     budget_ms = _budget_ms(options)
     with open_engine(options.on, options.queue, options.heartbeat_ms) as engine, _Events(options, as_json) as events:
-        request = options.resume if options.resume is not None else _read_request(options)
+        request: RunRequest | Outcome | str
+        if options.rerun_failed is not None and isinstance(engine, EmbeddedEngine):
+            request = _read_rerun(engine, options, shows=not alone or is_terminal(sys.stderr))
+        else:
+            request = options.resume if options.resume is not None else _read_request(options)
         if isinstance(request, Outcome):
             return request
         return events.finish(asyncio.run(_carry_out(engine, request, events, alone, budget_ms)))
@@ -173,9 +188,23 @@ def _read_request(options: RunOptions) -> RunRequest | Outcome:
     if refused.problem is not None or loaded.workflow is None:
         refused.ending = Ending.NOT_STARTED
         return refused
-    workflow = select_tagged(loaded.workflow, options.tags) if options.tags else loaded.workflow
-    run_id = {"run_id": options.run_id} if options.run_id else {}
-    return RunRequest(workflow, str(file), file.parent, inputs=options.inputs, timeout_ms=options.timeout_ms, **run_id)
+    workflow, recorded = loaded.workflow, {}
+    choice = StepChoice(options.only, options.skip, options.tags)
+    if not choice.takes_all and options.on is not None:
+        workflow = cut_down(workflow, choice)
+    elif not choice.takes_all:
+        workflow, recorded = leave_out(workflow, choose(workflow, choice))
+    request = RunRequest(workflow, str(file), file.parent, inputs=options.inputs, timeout_ms=options.timeout_ms)
+    return replace(request, recorded=recorded, **({"run_id": options.run_id} if options.run_id else {}))
+
+
+def _read_rerun(engine: EmbeddedEngine, options: RunOptions, *, shows: bool) -> RunRequest | Outcome:
+    old = engine.find_run(str(options.rerun_failed))
+    refuse_open(old)
+    request = _read_request(replace(options, flow=file_of(old)))
+    if isinstance(request, Outcome):
+        return request
+    return continue_run(engine.store, old, request, options.inputs, options.start_from, shows=shows)
 
 
 def _budget_ms(options: RunOptions) -> int | None:
@@ -338,10 +367,14 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions)
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
     if envelope.ok and data["failed"]:
         counts = counts.replace(" failed", " failed and may")
+    kept = data["rerun"]["kept"] if "rerun" in data else 0
+    counts = counts.replace(" succeeded", f" succeeded ({kept} of them kept)", 1) if kept else counts
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))
     where = "" if options.on is None else f" {options.on.on_command_line}"
-    return f"{mark} {one_line(data['name'], 40)}: {counts} in {took}\n  shotclock report {data['run_id']} --open{where}"
+    lines = [f"{mark} {one_line(data['name'], 40)}: {counts} in {took}"]
+    lines.append(f"  shotclock report {data['run_id']} --open{where}")
+    return "\n".join([*lines, *([f"  {data['rerun_command']}"] if "rerun_command" in data else [])])
 
 
 def _text(envelope: Envelope, options: RunOptions) -> str | None:
@@ -365,14 +398,15 @@ def _read_run_id(text: str) -> str:
     return text
 
 
-def _read_tags(text: str) -> tuple[str, ...]:
-    tags = tuple(tag.strip() for tag in text.split(","))
-    if not all(tags):
-        raise ValueError(f"{text[:40]!r} is not a list of tags: write a,b")
-    return tags
+def _read_words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise ValueError(f"{text[:40]!r} is not a list: write a,b")
+    return words
 
 
 _RESUME = ("--resume",)  # a resumed run keeps the values that it began with
+_CONTINUED = (*_RESUME, "--rerun-failed")  # both keep the choice of steps
 COMMANDS = {
     "run": Subcommand(
         "run",
@@ -416,6 +450,23 @@ COMMANDS = {
                 "Continue a run that is parked or whose process died, with its inputs and its deadline. Finished "
                 "steps are not repeated.",
             ),
+            option(
+                "--rerun-failed",
+                "RUN_ID",
+                "Start a new run that continues an ended one, with the file as it is now: what had succeeded is kept, "
+                "steps and items, and what failed, was changed or depends on such a step runs. The beginning of the "
+                "id is enough.",
+                excludes=_RESUME,
+            ),
+            option(
+                "--from",
+                "STEP,STEP",
+                "With --rerun-failed: run these steps again, too, and all that depend on them.",
+                read=_read_words,
+                default=(),
+                key="start_from",
+                needs="--rerun-failed",
+            ),
             option("--events", "FILE", "Write a line of JSON to this file for every change."),
             option(
                 "--output",
@@ -434,13 +485,30 @@ COMMANDS = {
             flag("--quiet", "Print no output of steps on stderr, and no sign of life, off a terminal."),
             flag("--force", "Run it although its timeouts cannot fit (`budget/…`).", excludes=_RESUME),
             option(
+                "--only",
+                "STEP,STEP",
+                "Run only these steps, the steps that they depend on or name in templates, and the steps that their "
+                "reactions start. The others are skipped. --resume and --rerun-failed keep the choice.",
+                read=_read_words,
+                default=(),
+                excludes=_CONTINUED,
+            ),
+            option(
                 "--tags",
                 "A,B",
-                "Run only the steps with one of these tags, the steps that they depend on or name in templates, and "
-                "the steps that their reactions start. --resume keeps the selection.",
-                read=_read_tags,
+                "Run only the steps with one of these tags, and what they need, as with --only.",
+                read=_read_words,
                 default=(),
-                excludes=_RESUME,
+                excludes=_CONTINUED,
+            ),
+            option(
+                "--skip",
+                "STEP,STEP",
+                "Leave these steps out, as if their `if` did not hold: what depends on them is skipped as well, "
+                "unless it has `accept_skipped`.",
+                read=_read_words,
+                default=(),
+                excludes=_CONTINUED,
             ),
             option("--queue", "NAME", "With --on: the queue of the workers that run it [shotclock].", needs="--on"),
             duration(
@@ -453,6 +521,6 @@ COMMANDS = {
             *engine_options("Run it on Temporal: temporal://HOST:PORT[/NAMESPACE]. See `shotclock worker`."),
         ),
         run=_run,
-        usage="FLOW [OPTIONS], or shotclock run --resume RUN_ID [OPTIONS]",
+        usage="FLOW [OPTIONS], or shotclock run --resume RUN_ID, or shotclock run --rerun-failed RUN_ID [OPTIONS]",
     )
 }

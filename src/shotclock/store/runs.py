@@ -32,6 +32,10 @@ class StoredRun:
     envelope: dict[str, Any] | None = None
     parked_at: WallTime | None = None
     """Since when it waits for a person without a process."""
+    rerun_of: str | None = None
+    """The ended run that it continues."""
+    rerun: dict[str, Any] | None = None
+    """What it kept of that run, and what runs again."""
 
 
 @value
@@ -90,19 +94,23 @@ class RunTaken(Exception):
 
 _RUNS = RowMapper(StoredRun, "runs")
 _STEPS = RowMapper(StepRecord, "steps")
-# Status of steps whose items are still needed, unless the record of the step has them as `parts`.
-_OPEN = ("pending", "running")
+_INSERT_STEP = "INSERT INTO steps (run, id, status, record, changed_at) VALUES (?, ?, ?, ?, ?)"
 
 
 class Runs(Table):
     """Table of runs and their steps."""
 
-    def begin(self, run: StoredRun) -> None:
-        """Record a new run. Raises RunTaken if there is one of that id already."""
+    def begin(self, run: StoredRun, steps: Sequence[StepRecord] = ()) -> None:
+        """Record a new run with the steps that it does not begin with anew, all or nothing.
+
+        Raises RunTaken if there is one of that id already.
+        """
         with self._database.write() as transaction:
             if (there := _get(transaction, run.id)) is not None:
                 raise RunTaken(there)
             _RUNS.insert(transaction, run)
+            rows = [(run.id, step.id, step.status, json_text(step.record), run.created_at) for step in steps]
+            transaction.executemany(_INSERT_STEP, rows)
 
     def take_up(
         self, run_id: str, holder: ProcessIdentity, is_alive: Callable[[ProcessIdentity], bool]
@@ -138,12 +146,12 @@ class Runs(Table):
         rows = [(run_id, step.id, step.status, json_text(step.record), now) for step in steps]
         with self._database.write(durable=False, may_wait=may_wait) as transaction:
             transaction.executemany(
-                "INSERT INTO steps (run, id, status, record, changed_at) VALUES (?, ?, ?, ?, ?) "
+                f"{_INSERT_STEP} "
                 "ON CONFLICT (run, id) DO UPDATE SET status = excluded.status, record = excluded.record, "
                 "changed_at = excluded.changed_at",
                 rows,
             )
-            ended = [(run_id, step.id) for step in steps if step.status not in _OPEN or step.record.get("parts")]
+            ended = [(run_id, step.id) for step in steps if not _needs_items(step)]
             transaction.executemany("DELETE FROM items WHERE run = ? AND step = ?", ended)
 
     def record_item(self, run_id: str, step_id: str, number: int, record: Any, *, may_wait: bool = True) -> None:
@@ -283,6 +291,11 @@ class Runs(Table):
         with self._database.write() as transaction:
             query = "DELETE FROM runs WHERE seq = ? AND (ended_at IS NOT NULL OR (holder = ? AND parked_at IS NULL))"
             return sum(transaction.execute(query, (run.seq, run.holder)).rowcount for run in runs)
+
+
+def _needs_items(step: StepRecord) -> bool:
+    """Return whether the items of a step are still needed. The record of a parked step has them as `parts`."""
+    return step.status == "running" or (step.status == "pending" and not step.record.get("parts"))
 
 
 _PAST_RUN = f"id, created_at, ended_at, deadline_at, {parts_of_json('envelope', 'error.code', 'meta.duration_ms')}"

@@ -16,7 +16,7 @@ from .rows import create_table
 from .runs import StepRecord, StoredRun
 
 # To be raised with every change of the tables. 1 to 11 were never released.
-VERSION = 14
+VERSION = 15
 
 _NUMBER, _NUMBERED, _TEXT = "INTEGER NOT NULL", "INTEGER PRIMARY KEY AUTOINCREMENT", "TEXT NOT NULL"
 _RUN = "TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE"

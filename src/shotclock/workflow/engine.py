@@ -21,7 +21,7 @@ from . import run as local
 from .history import read_p95
 from .report import Report, report_of
 from .run import RunCaller, RunRequest, read_envelope
-from .state import JsonObject, Status, commands_for, count_steps
+from .state import JsonObject, Status, commands_for, count_steps, rerun_command
 from .step_log import read_printed_ends
 
 RUNS_SEARCHED = 200
@@ -180,6 +180,8 @@ class EmbeddedEngine:
             find_p95=partial(read_p95, self.store, run.name, run.file, run.created_at),
         )
         printed = await asyncio.to_thread(read_printed_ends, self.store.home, run.id)
+        can_continue = run.ended_at is not None and made.status.is_bad
+        made = replace(made, continue_command=rerun_command(run.id) if can_continue else "")
         return replace(made, steps=tuple(replace(step, printed=printed.get(step.id, [])) for step in made.steps))
 
     def _get(self, run_id: str) -> StoredRun:

@@ -12,12 +12,11 @@ from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_RESERVE_MS, DEFAULT_WIND_DOWN_MS, RESERVE_SHARE, reserve_ms_for
-from ..core.errors import Failure
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import value
 from ..providers.command import ToolStep
 from ..providers.provider import STEP_TYPES, StepPart, StepRetry, duration_ms
-from .schema import WorkflowFile, calls_of, texts_in
+from .schema import WorkflowFile
 from .templates import mentions
 
 Groups = tuple[tuple[str, ...], ...]  # one step of every group: `["A", "B|C"]` means A, and B or C
@@ -160,36 +159,29 @@ def on_demand(workflow: WorkflowFile) -> set[str]:
     return {name for name in named if name not in waited_for}
 
 
-def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile:
-    """Return the workflow with the tagged steps and those that they need. Raise Failure for an unknown tag."""
-    known = sorted({tag for step in workflow.steps.values() for tag in step.tags})
-    if unknown := [tag for tag in tags if tag not in known]:
-        message = f"no step has the tag {unknown[0]!r}; the tags of this file: {', '.join(known) or 'none'}"
-        raise Failure("ARG_ERROR", message, context={"errors": [{"field": "tags", "message": message}]})
-
-    def find_needed(name: str) -> list[str]:
-        if name not in workflow.steps:
-            return []
-        step = workflow.steps[name]
-        mentioned = [each.name for _, text in texts_in(step.model_dump()) for each in mentions(text)]
-        return [*needs(groups_of(step.depends_on)), *mentioned, *calls_of(workflow, name)]
-
-    tagged = [name for name, step in workflow.steps.items() if not set(tags).isdisjoint(step.tags)]
-    return keep_steps(workflow, reach(tagged, find_needed))
-
-
 def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
     written = workflow.model_dump(exclude_unset=True)
     gone = workflow.steps.keys() - names
     if not gone:
         return workflow
     written["steps"] = {name: step for name, step in written["steps"].items() if name in names}
-    if workflow.outputs:
-        written["outputs"] = {
-            name: template
-            for name, template in written["outputs"].items()
-            if gone.isdisjoint(each.name for each in mentions(template))
-        }
+    return keep_outputs(WorkflowFile.model_validate(written), outputs_without(workflow, gone))
+
+
+def outputs_without(workflow: WorkflowFile, gone: Collection[str]) -> list[str]:
+    """Return the outputs that name none of these steps."""
+    return [
+        name
+        for name, template in workflow.outputs.items()
+        if set(gone).isdisjoint(each.name for each in mentions(template))
+    ]
+
+
+def keep_outputs(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
+    if workflow.outputs.keys() <= set(names):
+        return workflow
+    written = workflow.model_dump(exclude_unset=True)
+    written["outputs"] = {name: template for name, template in written["outputs"].items() if name in names}
     return WorkflowFile.model_validate(written)
 
 

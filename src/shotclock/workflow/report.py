@@ -74,6 +74,8 @@ class ReportedStep:
     ending: str | None = None
     warnings: list[dict[str, Any]] = field(default_factory=list)
     output: Any = None
+    kept_from: str | None = None  # the run in which it succeeded, if that is another
+    kept_items: int = 0  # of earlier runs
     overtime: list[dict[str, Any]] = field(default_factory=list)  # decisions about its time while it ran
     printed: list[dict[str, Any]] = field(default_factory=list)
     """The ends of both streams of each try: `step` (an item has its own name), `try`, `stdout` and `stderr`."""
@@ -108,6 +110,8 @@ class Report:
     error: dict[str, Any] | None = None
     outputs: Any = None
     warnings: tuple[dict[str, Any], ...] = ()  # without those of its steps
+    rerun_of: str | None = None  # the run that it continues
+    continue_command: str = ""  # of a run that failed
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -200,6 +204,7 @@ def report_of(
         error,
         data.get("outputs") if isinstance(data, dict) else None,
         tuple((run.envelope or {}).get("warnings") or ()),
+        run.rerun_of,
     )
 
 
@@ -292,7 +297,10 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
         Reason.DEPENDENCY_SKIPPED.value: f"it needs {step.cause}: {step.cause} {ended}",
         Reason.ON_DEMAND.value: "no other step called it",
         Reason.RUN_ENDED.value: "the run ended before it could start",
+        Reason.NOT_CHOSEN.value: "left out by --only, --skip or --tags",
     }
+    if step.kept_from is not None:
+        return f"kept from run {step.kept_from}"
     if step.reason is not None:
         return reasons.get(step.reason, step.reason)
     if step.status is Status.RUNNING and cut_off:
@@ -302,7 +310,8 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
             group for group in step.depends_on if not any(name in steps and _has_passed(steps[name]) for name in group)
         ]
         return f"waits for {', '.join('|'.join(group) for group in waits)}" if waits else ""
-    return shorten(noteworthy(step.warnings), MESSAGE_SHOWN)
+    kept = f"{step.kept_items} items kept from an earlier run" if step.kept_items else ""
+    return shorten("; ".join(filter(None, (kept, noteworthy(step.warnings)))), MESSAGE_SHOWN)
 
 
 def why_failed(error: Mapping[str, Any]) -> str:
@@ -452,6 +461,10 @@ def to_markdown(report: Report) -> str:
             lines += ["", f"◔ {_code(step.id)} +{brief(news['at_ms'])}: {_code(news_in_words(news))}"]
     if len(report.critical_path) > 1:
         lines += ["", f"Longest way: {' → '.join(map(_code, report.critical_path))}"]
+    if report.rerun_of:
+        lines += ["", f"Continues run {_code(report.rerun_of)}"]
+    if report.continue_command:
+        lines += ["", f"Continue it: {_code(report.continue_command)}"]
     for notice in report.warnings:
         lines += ["", f"⚠ {_code(str(notice['code']))}: {_code(str(notice['message']))}"]
     return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
@@ -35,6 +36,7 @@ from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
 from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Store, prune_in_passing
+from .kept_items import merge_items
 from .lint import identity, inner_workflow
 from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, most_tries, run_timeout_ms
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
@@ -43,6 +45,7 @@ from .schema import WorkflowFile, check_inputs, find_unset_variables
 from .state import (
     CANCEL,
     JsonObject,
+    Reason,
     Status,
     StepState,
     TemplateScope,
@@ -52,6 +55,7 @@ from .state import (
     read_record,
     record_workflow,
     redaction_for,
+    rerun_command,
     restore_secrets,
 )
 from .step_executor import StepExecutor
@@ -71,6 +75,9 @@ class RunRequest:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     timeout_ms: int | None = None
     """The caller's own limit. The shorter of it and the file's holds."""
+    recorded: Mapping[str, StepState] = field(default_factory=dict)
+    """Steps that do not begin anew: those that are left out, and those that are kept from an earlier run."""
+    rerun: Mapping[str, Any] | None = None  # the run that this one continues (`of`), and what it keeps of it
 
     @property
     def name(self) -> str:
@@ -101,7 +108,7 @@ DEFAULT_CALLER = RunCaller()
 async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
     call = _admit(request, request.limit_ms)
     inputs = check_inputs(request.workflow, request.inputs)
-    _refuse_unset(request.workflow, caller.environment)
+    _refuse_unset(request.workflow, caller.environment, request.recorded)
     # Counted from the start of the call's clock, so that both deadlines are the same.
     began_at = WallTime.of_ns(wall_ns() - (monotonic_ns() - call.started_ns))
     new = StoredRun(
@@ -114,13 +121,17 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
         this_process(),
         began_at,
         None if call.bound.bell is None else began_at + call.bound.limit_ms,
+        rerun_of=None if request.rerun is None else request.rerun["of"],
+        rerun=None if request.rerun is None else dict(request.rerun),
     )
+    records = [StepRecord(state.id, state.status.value, state.to_record()) for state in request.recorded.values()]
     try:
-        await asyncio.to_thread(store.runs.begin, new)
+        await asyncio.to_thread(store.runs.begin, new, records)
     except RunTaken:
         raise run_exists(request.run_id) from None
     request = replace(request, inputs=inputs)
-    return await _Run(request, call, store, caller, _Beginning(began_at, call.started_ns), {}).carry_out()
+    beginning = _Beginning(began_at, call.started_ns)
+    return await _Run(request, call, store, caller, beginning, request.recorded).carry_out()
 
 
 def run_exists(run_id: str) -> Failure:
@@ -134,8 +145,8 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
         return read_envelope(run.envelope)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     workflow = await asyncio.to_thread(restore_secrets, run, workflow)
-    _refuse_unset(workflow, caller.environment)
-    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
+    _refuse_unset(workflow, caller.environment, states)
+    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs, rerun=run.rerun)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - wall_time())
     call = _admit(request, left_ms, TraceContext(run.trace_id))
     recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
@@ -223,9 +234,15 @@ class _Beginning:
         return cls(run.created_at, monotonic_ns() - wall_time().since_ms(run.created_at) * NS_PER_MS, budget_ms)
 
 
-def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
+def _refuse_unset(
+    workflow: WorkflowFile, environment: Mapping[str, str], states: Mapping[str, StepState] = MappingProxyType({})
+) -> None:
+    """Refuse a run that needs a variable that is not set. Steps that have ended or are left out need none."""
+    over = {("steps", name) for name, state in states.items() if state.kept_from or state.reason is Reason.NOT_CHOSEN}
     errors = [
-        {"field": ".".join(path), "message": message} for path, message in find_unset_variables(workflow, environment)
+        {"field": ".".join(path), "message": message}
+        for path, message in find_unset_variables(workflow, environment)
+        if path[:2] not in over
     ]
     if errors:
         message = "; ".join(dict.fromkeys(error["message"] for error in errors))
@@ -246,7 +263,7 @@ def _resume_states(
         elif state.status is Status.RUNNING:
             only_waited = not step.for_each and step.matrix is None and _only_waited(store, run, step, state)
             state = state.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
-        elif state.status is Status.SKIPPED:
+        elif state.status is Status.SKIPPED and state.kept_from is None and state.reason is not Reason.NOT_CHOSEN:
             state = state.fresh()
         resumed[step_id] = state
     return resumed
@@ -266,7 +283,7 @@ def _resume_items(
     if state.status is Status.RUNNING:
         state = state.put_off()
         state.attempts = sum(part.get("attempts", 0) for part in parts.values())
-    state.parts = [parts.get(number, {}) for number in range(max(parts, default=-1) + 1)]
+    state.parts = merge_items(state.parts, {number: parts[number] for number in items})
     return state
 
 
@@ -458,6 +475,8 @@ class _Run:
     ) -> Envelope:
         run_id, runs, states = self.request.run_id, self.store.runs, scheduler.states
         data = describe_steps(run_id, self.request.name, states)
+        if self.request.rerun is not None:
+            data |= {"rerun_of": self.request.rerun["of"], "rerun": dict(self.request.rerun)}
         if outputs:
             data["outputs"] = outputs
         is_out_of_time = context.deadlines.have_fired
@@ -467,6 +486,8 @@ class _Run:
             notice = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
             outcome.warnings += (notice,)
         envelope = answer(self.call, outcome)
+        if not envelope.ok and self.caller.outer is None and isinstance(envelope.data, dict):
+            envelope.data["rerun_command"] = rerun_command(run_id)
         try:
             try:
                 await asyncio.to_thread(runs.end, run_id, envelope.to_dict(), wall_time())
@@ -642,7 +663,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
                 await cancel(inner, store, refusal=why)
     try:
         workflow = await asyncio.to_thread(restore_secrets, run, workflow)
-        _refuse_unset(workflow, os.environ)
+        _refuse_unset(workflow, os.environ, states)
     except Failure as failure:
         refusal = refusal or str(failure)
     recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
@@ -650,7 +671,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     for proposal_id in await asyncio.to_thread(store.proposals.open_of_run, asker, run_id):
         with contextlib.suppress(Failure):  # decided or expired just now
             await asyncio.to_thread(store.proposals.withdraw, proposal_id, asker, wall_time())
-    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
+    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs, rerun=run.rerun)
     # The run's own time may be over; clean-up has its own limit.
     call = _admit(request, 0, TraceContext(run.trace_id))
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
