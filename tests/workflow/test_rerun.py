@@ -448,3 +448,58 @@ def test_a_variable_of_a_kept_step_may_be_gone(flow: Flow, monkeypatch: pytest.M
     assert flow.rerun()["ok"] and flow.did == ["b"]
     refused = flow.rerun("--from", "a")
     assert refused["error"]["code"] == "ARG_ERROR" and "ONLY_ONCE" in refused["error"]["message"]
+
+
+def test_a_nested_run_that_failed_continues_inside(flow: Flow) -> None:
+    flow.write("""
+        steps:
+          whole: {type: workflow, workflow: inner.yaml, inputs: {name: w}}
+          each: {type: workflow, workflow: inner.yaml, inputs: {name: "{{ item }}"}, for_each: [a, b, c]}
+          other: {type: workflow, workflow: other.yaml}
+          last:
+            exec: "echo last >> audit; echo {{ outputs.whole.out }} {{ outputs.each[1].out }}"
+            depends_on: [whole, each]
+    """)
+    (flow.folder / "inner.yaml").write_text("""
+inputs: {name: {type: string}}
+steps:
+  one: {exec: "echo one-{{ inputs.name }} >> audit; echo {{ inputs.name }}!"}
+  two: {exec: "echo two-{{ inputs.name }} >> audit; test {{ inputs.name }} = a || test -e mended", depends_on: one}
+outputs: {out: "{{ outputs.one }}"}
+""")
+    (flow.folder / "other.yaml").write_text("steps: {x: {exec: 'echo x >> audit'}}")
+    flow.first()
+    assert flow.did == sorted(["x", *(f"{step}-{name}" for step in ("one", "two") for name in "abcw")])
+    (flow.folder / "mended").touch()
+    envelope = flow.rerun("--run-id", "second")
+    assert envelope["ok"] and flow.did == ["last", "two-b", "two-c", "two-w"], envelope["error"]
+    assert envelope["data"]["steps"]["last"]["output"] == "w! b!"
+    with flow.store() as store:
+        inside = store.runs.get("second.whole")
+        assert inside is not None and inside.rerun_of == "first.whole"
+    assert flow.rerun("--from", "whole")["ok"]
+    assert [each for each in flow.did if each.endswith("-w")] == ["one-w", "two-w"], "--from runs all of it again"
+
+
+def test_of_a_changed_nested_file_only_what_has_changed_runs_again(flow: Flow) -> None:
+    inner = flow.folder / "inner.yaml"
+    flow.write("""
+        steps:
+          each: {type: workflow, workflow: inner.yaml, inputs: {name: "{{ item }}"}, for_each: [a, b]}
+          bad: {exec: "test -e mended"}
+    """)
+    inner.write_text(
+        "inputs: {name: {}}\n"
+        "steps:\n"
+        "  one: {exec: 'echo one-{{ inputs.name }} >> audit'}\n"
+        "  two: {exec: 'echo two-{{ inputs.name }} >> audit', depends_on: one}\n"
+    )
+    flow.first()
+    assert flow.did == ["one-a", "one-b", "two-a", "two-b"]
+    flow.rerun("--run-id", "second")
+    assert flow.did == []
+    (flow.folder / "mended").touch()
+    inner.write_text(inner.read_text().replace("two-", "second-"))
+    envelope = flow.run("--rerun-failed", "second")
+    assert envelope["ok"] and flow.did == ["second-a", "second-b"]
+    assert why(envelope)["each"] == "its file inner.yaml has changed; 2 finished items run again, too"

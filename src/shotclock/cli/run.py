@@ -239,18 +239,18 @@ def _find_view(engine: Engine, request: RunRequest | str) -> View | None:
     if not isinstance(engine, EmbeddedEngine):
         return None
     if isinstance(request, RunRequest):
-        run_id, name, workflow = request.run_id, request.name, request.workflow
+        run_id, name, workflow, recorded = request.run_id, request.name, request.workflow, request.recorded
     else:
         run = engine.store.runs.get(request)
         if run is None or run.ended_at is not None:
             return None
-        run_id, name, workflow = request, run.name, read_record(run, engine.store)[0]
+        run_id, name, (workflow, recorded) = request, run.name, read_record(run, engine.store)
     screen = find_screen()
     if screen is None:
         return None
     from .live_view import View
 
-    return View(screen, workflow, name, engine.store, run_id)
+    return View(screen, workflow, name, engine.store, run_id, recorded)
 
 
 class _Events:

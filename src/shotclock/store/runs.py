@@ -202,6 +202,24 @@ class Runs(Table):
             ids = [decode_text(id) for (id,) in rows]
         return tuple(id for id in ids if id == first or id[len(first) + 1 :].isdecimal())
 
+    def find_ended_inside(self, run_id: str, step_id: str, file: str, inputs: Any) -> StoredRun | None:
+        """Return the newest ended run of a file with these inputs that a step has begun."""
+        with self._database.read() as transaction:
+            where, values = _inside(run_id, step_id)
+            found = transaction.execute(
+                f"SELECT id FROM runs WHERE {where} AND ended_at IS NOT NULL AND file = ? AND inputs = ? "
+                "ORDER BY seq DESC LIMIT 1",
+                (*values, file, json_text(inputs)),
+            ).fetchone()
+            return None if found is None else _get(transaction, decode_text(found[0]))
+
+    def files_inside(self, run_id: str, step_id: str) -> dict[str, Any]:
+        """Return the workflows of the runs that a step has begun, by their files."""
+        with self._database.read() as transaction:
+            where, values = _inside(run_id, step_id)
+            rows = transaction.execute(f"SELECT file, workflow FROM runs WHERE {where} GROUP BY file", values)
+            return {decode_text(file): json.loads(workflow) for file, workflow in rows}
+
     def list(self, limit: int = 100) -> tuple[StoredRun, ...]:
         """Return the runs, the newest first."""
         with self._database.read() as transaction:
@@ -291,6 +309,13 @@ class Runs(Table):
         with self._database.write() as transaction:
             query = "DELETE FROM runs WHERE seq = ? AND (ended_at IS NOT NULL OR (holder = ? AND parked_at IS NULL))"
             return sum(transaction.execute(query, (run.seq, run.holder)).rowcount for run in runs)
+
+
+def _inside(run_id: str, step_id: str) -> tuple[str, tuple[object, ...]]:
+    """Return the condition for the runs that a step has begun: their names are its own, perhaps with a number."""
+    first = f"{run_id}.{step_id}"
+    where = "(id = ? OR (substr(id, 1, ?) = ? AND substr(id, ?) NOT GLOB '*[^0-9]*'))"
+    return where, (first, len(first) + 1, f"{first}.", len(first) + 2)
 
 
 def _needs_items(step: StepRecord) -> bool:

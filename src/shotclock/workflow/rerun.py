@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ..core.errors import Failure
@@ -18,6 +19,7 @@ from ..providers.command import ToolStep
 from ..store.runs import StoredRun
 from ..store.store import Store
 from .kept_items import is_masked, keep, keep_finished
+from .lint import try_load
 from .plan import graph_of, is_per_item, items_come_from, keep_outputs, on_demand, outputs_without, reach
 from .schema import CONDITIONS, WorkflowFile, ai_steps, callers_of, texts_in
 from .state import (
@@ -61,8 +63,28 @@ def plan_rerun(
     """Return what a run of the file keeps of an ended run. `inputs` are those of the new run."""
     refuse_open(old)
     refuse_unknown(workflow, start_from, "from")
-    _, states = read_record(old, store)
-    return _Planner(old, states, workflow, inputs, start_from).plan()
+    rerun = _Planner(old, store, workflow, inputs, start_from).plan()
+    if not rerun.shown["runs_again"] and "outputs" not in rerun.shown["file"]:
+        message = f"run {old.id!r} has nothing to run again: all of its steps are finished"
+        raise Failure("ARG_ERROR", message, suggestion="--from STEP runs a step and all that depends on it again")
+    return rerun
+
+
+def plan_nested_rerun(
+    store: Store, outer: Mapping[str, Any], step_id: str, file: str, workflow: WorkflowFile, inputs: Mapping[str, Any]
+) -> Rerun | None:
+    """Return what a nested run keeps of the one with the same inputs inside the run that `outer` continues."""
+    if step_id not in outer.get("inside", ()):
+        return None
+    run_id, old = outer["of"], None
+    while run_id is not None and old is None:  # a kept step ran in an earlier one
+        old = store.runs.find_ended_inside(run_id, step_id, file, inputs)
+        above = store.runs.get(run_id)
+        run_id = None if above is None else above.rerun_of
+    try:
+        return None if old is None else _Planner(old, store, workflow, inputs, ()).plan()
+    except Failure:  # another version of shotclock wrote it
+        return None
 
 
 def refuse_open(run: StoredRun) -> None:
@@ -98,7 +120,7 @@ class FileChanges:
 
     def __init__(self, old: Mapping[str, Any], workflow: WorkflowFile) -> None:
         self._old = old
-        self._new: JsonObject = json.loads(json.dumps(workflow.model_dump(exclude_unset=True)))
+        self._new = _as_json(workflow)
         self._workflow = workflow
         self.added = [name for name in workflow.steps if name not in old["steps"]]
         self.removed = [name for name in old["steps"] if name not in workflow.steps]
@@ -123,6 +145,11 @@ class FileChanges:
         if isinstance(step, ToolStep):
             return [step.tool]
         return next((list(each.ai.tools) for other, each in ai_steps(self._workflow) if other == name), [])
+
+
+def _as_json(workflow: WorkflowFile) -> JsonObject:
+    made: JsonObject = json.loads(json.dumps(workflow.model_dump(exclude_unset=True)))
+    return made
 
 
 def _changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -153,14 +180,15 @@ class _Planner:
     def __init__(
         self,
         old: StoredRun,
-        states: Mapping[str, StepState],
+        store: Store,
         workflow: WorkflowFile,
         inputs: Mapping[str, Any],
         start_from: Sequence[str],
     ) -> None:
-        self.old, self.states, self.workflow = old, states, workflow
+        self.old, self.store, self.workflow = old, store, workflow
+        self.states = read_record(old, store)[1]
         self.start_from = start_from
-        self.has_choice = any(state.reason is Reason.NOT_CHOSEN for state in states.values())
+        self.has_choice = any(state.reason is Reason.NOT_CHOSEN for state in self.states.values())
         names = {**old.inputs, **inputs}
         self.changed_inputs = [name for name in names if not is_same(old.inputs.get(name), inputs.get(name))]
         self.final, self.demanded = always_run(workflow), on_demand(workflow)
@@ -188,9 +216,6 @@ class _Planner:
             if state is not None:
                 recorded[name] = state
         again = {name: why for name, why in reasons.items() if name not in self.final}
-        if not again and "outputs" not in changes.of_file:
-            message = f"run {self.old.id!r} has nothing to run again: all of its steps are finished"
-            raise Failure("ARG_ERROR", message, suggestion="--from STEP runs a step and all that depends on it again")
         kept = [name for name, state in recorded.items() if state.kept_from is not None]
         shown: JsonObject = {
             "of": self.old.id,
@@ -204,6 +229,7 @@ class _Planner:
                 for name, change in changed.items()
             ],
             "file": changes.of_file,
+            "inside": [name for name in again if self._goes_on_inside(name, reasons, changed.get(name), behind_from)],
         }
         out = {name for name, state in recorded.items() if state.reason is Reason.NOT_CHOSEN}
         return Rerun(keep_outputs(self.workflow, outputs_without(self.workflow, out)), recorded, shown)
@@ -276,9 +302,22 @@ class _Planner:
             return f"changed: {change.causes}"
         if self._uses_changed_input(name):
             return "one of its inputs is another"
+        if (file := self._find_changed_file(name, state)) is not None:
+            return f"its file {file} has changed"
         if state.partial:
             return "its output was cut"
         return "its output holds a masked secret, which cannot be handed on" if is_masked(state.output) else None
+
+    def _find_changed_file(self, name: str, state: StepState) -> str | None:
+        """Return a file of a nested workflow that is not as it was when it ran."""
+        if self.workflow.steps[name].type != "workflow":
+            return None
+        for file, written in self.store.runs.files_inside(state.kept_from or self.old.id, name).items():
+            loaded = try_load(Path(file))
+            workflow = None if isinstance(loaded, Failure) else loaded.workflow
+            if workflow is None or not is_same(without_mark(written), _as_json(workflow)):
+                return Path(file).name
+        return None
 
     def _uses_changed_input(self, name: str, without: Collection[str] = ()) -> bool:
         if not self.changed_inputs:
@@ -310,7 +349,9 @@ class _Planner:
         count = sum(map(bool, parts))
         if not parts:
             return None
-        if not self._keeps_items(name, reasons, change):
+        file = self._find_changed_file(name, old)
+        if file is not None or not self._keeps_items(name, reasons, change):
+            reasons[name] += "" if file is None or file in reasons[name] else f"; its file {file} has changed"
             reasons[name] += "" if change is None or change.is_of_items else f"; changed: {change.causes}"
             reasons[name] += f"; {count} finished {'item runs' if count == 1 else 'items run'} again, too"
             return None
@@ -318,6 +359,19 @@ class _Planner:
         state = unstarted_state(self.workflow, name)
         state.parts, state.was_paused = parts, True
         return state
+
+    def _goes_on_inside(
+        self, name: str, reasons: Mapping[str, str], change: StepChange | None, behind_from: Collection[str]
+    ) -> bool:
+        """Return whether the run inside a step may keep what had succeeded: the step runs again only as it failed."""
+        is_same_step = change is None or change.is_of_items
+        step, old = self.workflow.steps[name], self.states.get(name)
+        if step.type != "workflow" or old is None or not is_same_step or name in behind_from:
+            return False
+        if is_per_item(self.workflow, step):
+            return self._keeps_items(name, reasons, change)
+        has_run = old.status.is_bad or self._find_changed_file(name, old) is not None
+        return has_run and not any(other in reasons for other in self.depends[name])
 
     def _keep(self, name: str, old: StepState | None) -> StepState | None:
         if self._was_left_out(name):

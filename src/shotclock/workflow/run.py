@@ -39,13 +39,13 @@ from ..store.store import Store, prune_in_passing
 from .kept_items import merge_items
 from .lint import identity, inner_workflow
 from .plan import clean_up_steps, is_per_item, kept_for_clean_up_ms, may_run_again, most_tries, run_timeout_ms
+from .rerun import plan_nested_rerun
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
 from .scheduler import RunLimits, Scheduler
 from .schema import WorkflowFile, check_inputs, find_unset_variables
 from .state import (
     CANCEL,
     JsonObject,
-    Reason,
     Status,
     StepState,
     TemplateScope,
@@ -174,12 +174,21 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
         )
         try:
             if found is None:
+                if outer.rerun is not None:
+                    request = await asyncio.to_thread(_continue_nested, request, inner.step_id, outer)
                 return await start(request, outer.store, caller)
             if found.ended_at is None and found.file == request.file and not is_alive(found.holder):
                 return await resume(run_id, outer.store, caller)
         except Failure as failure:
             if failure.code != "RUN_TAKEN":  # another process was faster; the next number is free
                 raise
+
+
+def _continue_nested(request: RunRequest, step_id: str, outer: RunContext) -> RunRequest:
+    """Return the request of a nested run that keeps what had succeeded in the same run inside the earlier one."""
+    inputs = check_inputs(request.workflow, request.inputs)
+    rerun = plan_nested_rerun(outer.store, outer.rerun or {}, step_id, request.file, request.workflow, inputs)
+    return request if rerun is None else replace(request, recorded=rerun.recorded, rerun=rerun.shown)
 
 
 def name_nested_run(inner: NestedRun, outer: RunContext) -> tuple[str, str]:
@@ -238,7 +247,7 @@ def _refuse_unset(
     workflow: WorkflowFile, environment: Mapping[str, str], states: Mapping[str, StepState] = MappingProxyType({})
 ) -> None:
     """Refuse a run that needs a variable that is not set. Steps that have ended or are left out need none."""
-    over = {("steps", name) for name, state in states.items() if state.kept_from or state.reason is Reason.NOT_CHOSEN}
+    over = {("steps", name) for name, state in states.items() if state.is_settled}
     errors = [
         {"field": ".".join(path), "message": message}
         for path, message in find_unset_variables(workflow, environment)
@@ -263,7 +272,7 @@ def _resume_states(
         elif state.status is Status.RUNNING:
             only_waited = not step.for_each and step.matrix is None and _only_waited(store, run, step, state)
             state = state.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
-        elif state.status is Status.SKIPPED and state.kept_from is None and state.reason is not Reason.NOT_CHOSEN:
+        elif state.status is Status.SKIPPED and not state.is_settled:
             state = state.fresh()
         resumed[step_id] = state
     return resumed
@@ -398,6 +407,7 @@ class _Run:
                 on_news=self.caller.on_news,
                 logs=self._logs,
                 record_item=self._record_item,
+                rerun=request.rerun,
             )
 
     async def _record_item(self, step_id: str, number: int, record: JsonObject) -> None:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import NS_PER_MS, Deadline, Fired, WallTime
 from ..core.proposal import Proposal
@@ -279,3 +279,5 @@ class RunContext:
     logs: RunLogs | None = None
     record_item: RecordItem | None = None  # None if only whole steps are recorded
     json_limit: int | None = None
+    rerun: Mapping[str, Any] | None = None
+    """The run that this one continues, and what it keeps of it."""

@@ -105,6 +105,11 @@ class StepState:
         return self.status is Status.SUCCEEDED or (self.continues and self.status.is_bad)
 
     @property
+    def is_settled(self) -> bool:
+        """Return whether the step ended before the run began: it is kept or left out."""
+        return self.kept_from is not None or self.reason is Reason.NOT_CHOSEN
+
+    @property
     def effects(self) -> SideEffects:
         if self.side_effects is not None:
             return self.side_effects
