@@ -188,7 +188,8 @@ def _read_request(options: RunOptions) -> RunRequest | Outcome:
     if refused.problem is not None or loaded.workflow is None:
         refused.ending = Ending.NOT_STARTED
         return refused
-    workflow, recorded = loaded.workflow, {}
+    workflow = loaded.workflow
+    recorded: dict[str, StepState] = {}
     choice = StepChoice(options.only, options.skip, options.tags)
     if not choice.takes_all and options.on is not None:
         workflow = cut_down(workflow, choice)

@@ -19,7 +19,7 @@ from ..providers.command import ToolStep
 from ..store.runs import StoredRun
 from ..store.store import Store
 from .kept_items import is_masked, keep, keep_finished
-from .lint import try_load
+from .loader import try_load
 from .plan import graph_of, is_per_item, items_come_from, keep_outputs, on_demand, outputs_without, reach
 from .schema import CONDITIONS, WorkflowFile, ai_steps, callers_of, texts_in
 from .state import (
