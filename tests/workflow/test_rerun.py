@@ -222,7 +222,7 @@ def test_a_masked_or_a_cut_output_is_not_handed_on(flow: Flow, monkeypatch: pyte
     (flow.folder / "mended").touch()
     envelope = flow.rerun()
     assert envelope["ok"] and flow.did == ["a", "c", "shows"]
-    assert why(envelope)["shows"] == "its output holds a masked secret, which cannot be handed on"
+    assert why(envelope)["shows"] == "its output has a masked secret (***), which cannot be handed on"
     assert why(envelope)["each"] == "it failed; 1 finished item is kept"
     assert "a-long-secret-value" not in json.dumps(envelope)
 

@@ -382,7 +382,7 @@ def _text(envelope: Envelope, options: RunOptions) -> str | None:
     """Return the report in its format. A refused run has one too, because CI expects it."""
     if options.output in (None, "json"):
         return None
-    report = unstarted(options.flow or options.resume or "run", envelope.to_dict(), wall_time())
+    report = unstarted(options.flow or options.resume or options.rerun_failed or "run", envelope.to_dict(), wall_time())
     run_id = envelope.data.get("run_id") if isinstance(envelope.data, dict) else None
     if isinstance(run_id, str):
         try:

@@ -461,12 +461,12 @@ def to_markdown(report: Report) -> str:
             lines += ["", f"◔ {_code(step.id)} +{brief(news['at_ms'])}: {_code(news_in_words(news))}"]
     if len(report.critical_path) > 1:
         lines += ["", f"Longest way: {' → '.join(map(_code, report.critical_path))}"]
+    for notice in report.warnings:
+        lines += ["", f"⚠ {_code(str(notice['code']))}: {_code(str(notice['message']))}"]
     if report.rerun_of:
         lines += ["", f"Continues run {_code(report.rerun_of)}"]
     if report.continue_command:
         lines += ["", f"Continue it: {_code(report.continue_command)}"]
-    for notice in report.warnings:
-        lines += ["", f"⚠ {_code(str(notice['code']))}: {_code(str(notice['message']))}"]
     return "\n".join(lines) + "\n"
 
 

@@ -306,7 +306,7 @@ class _Planner:
             return f"its file {file} has changed"
         if state.partial:
             return "its output was cut"
-        return "its output holds a masked secret, which cannot be handed on" if is_masked(state.output) else None
+        return "its output has a masked secret (***), which cannot be handed on" if is_masked(state.output) else None
 
     def _find_changed_file(self, name: str, state: StepState) -> str | None:
         """Return a file of a nested workflow that is not as it was when it ran."""
