@@ -7,7 +7,7 @@ were finished and which were interrupted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
@@ -193,32 +193,24 @@ class Runs(Table):
 
     def list_inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
         """Return the ids of the runs that a step has begun and that have not ended."""
-        first = f"{run_id}.{step_id}"
         with self._database.read() as transaction:
-            rows = transaction.execute(
-                "SELECT id FROM runs WHERE (id = ? OR substr(id, 1, ?) = ?) AND ended_at IS NULL",
-                (first, len(first) + 1, f"{first}."),
-            )
-            ids = [decode_text(id) for (id,) in rows]
-        return tuple(id for id in ids if id == first or id[len(first) + 1 :].isdecimal())
+            rows = _select_inside(transaction, "id", run_id, step_id, "ended_at IS NULL")
+            return tuple(decode_text(id) for (id,) in rows)
 
     def find_ended_inside(self, run_id: str, step_id: str, file: str, inputs: Any) -> StoredRun | None:
         """Return the newest ended run of a file with these inputs that a step has begun."""
         with self._database.read() as transaction:
-            where, values = _inside(run_id, step_id)
-            found = transaction.execute(
-                f"SELECT id FROM runs WHERE {where} AND ended_at IS NOT NULL AND file = ? AND inputs = ? "
-                "ORDER BY seq DESC LIMIT 1",
-                (*values, file, json_text(inputs)),
-            ).fetchone()
+            where = "ended_at IS NOT NULL AND file = ? AND inputs = ? ORDER BY seq DESC"
+            rows = _select_inside(transaction, "id", run_id, step_id, where, (file, json_text(inputs)))
+            found = next(rows, None)
             return None if found is None else _get(transaction, decode_text(found[0]))
 
     def files_inside(self, run_id: str, step_id: str) -> dict[str, Any]:
         """Return the workflows of the runs that a step has begun, by their files."""
         with self._database.read() as transaction:
-            where, values = _inside(run_id, step_id)
-            rows = transaction.execute(f"SELECT file, workflow FROM runs WHERE {where} GROUP BY file", values)
-            return {decode_text(file): json.loads(workflow) for file, workflow in rows}
+            rows = _select_inside(transaction, "id, file, workflow", run_id, step_id, "ended_at IS NOT NULL")
+            texts = {decode_text(file): workflow for _, file, workflow in rows}
+        return {file: json.loads(workflow) for file, workflow in texts.items()}
 
     def list(self, limit: int = 100) -> tuple[StoredRun, ...]:
         """Return the runs, the newest first."""
@@ -311,11 +303,19 @@ class Runs(Table):
             return sum(transaction.execute(query, (run.seq, run.holder)).rowcount for run in runs)
 
 
-def _inside(run_id: str, step_id: str) -> tuple[str, tuple[object, ...]]:
-    """Return the condition for the runs that a step has begun: their names are its own, perhaps with a number."""
+def _select_inside(
+    transaction: Transaction, columns: str, run_id: str, step_id: str, where: str, values: tuple[object, ...] = ()
+) -> Iterator[Sequence[Any]]:
+    """Yield columns, the id first, of the runs that a step has begun: they have its name, perhaps with a number."""
     first = f"{run_id}.{step_id}"
-    where = "(id = ? OR (substr(id, 1, ?) = ? AND substr(id, ?) NOT GLOB '*[^0-9]*'))"
-    return where, (first, len(first) + 1, f"{first}.", len(first) + 2)
+    rows = transaction.execute(
+        f"SELECT {columns} FROM runs WHERE (id = ? OR substr(id, 1, ?) = ?) AND {where}",
+        (first, len(first) + 1, f"{first}.", *values),
+    )
+    for row in rows:
+        id = decode_text(row[0])
+        if id == first or id[len(first) + 1 :].isdecimal():
+            yield row
 
 
 def _needs_items(step: StepRecord) -> bool:

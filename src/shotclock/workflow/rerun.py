@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..core.clocks import WORK_CLOCKS
 from ..core.errors import Failure
 from ..core.value_types import value
 from ..providers.command import ToolStep
@@ -37,7 +38,7 @@ from .templates import mentions, uses_mapping
 
 # Keys of a step that have no part in the output of a try that succeeded.
 LIMIT_KEYS = frozenset(
-    {"timeout", "soft", "idle", "grace", "wind_down", "min_time", "overtime", "connect_timeout"}
+    {*WORK_CLOCKS, "min_time", "overtime", "connect_timeout"}
     | {"description", "tags", "idempotent", "continue_on_failure", "accept_skipped", "on_fail", "on_success", "runs_on"}
 )
 # Keys that say which items there are, and what is made of all their outputs. The items themselves stay the same.
