@@ -503,3 +503,50 @@ def test_of_a_changed_nested_file_only_what_has_changed_runs_again(flow: Flow) -
     envelope = flow.run("--rerun-failed", "second")
     assert envelope["ok"] and flow.did == ["second-a", "second-b"]
     assert why(envelope)["each"] == "its file inner.yaml has changed; 2 finished items run again, too"
+
+
+def test_items_that_had_finished_are_kept_also_of_a_run_that_was_stopped(flow: Flow) -> None:
+    flow.write("""
+        max_parallelism: 2
+        steps:
+          each:
+            exec: |
+              echo {{ item }} >> audit
+              case {{ item }} in slow*) test -e mended || sleep 600;; esac
+              echo {{ item }}
+            for_each: [a, b, slow1, slow2, c]
+            grace: 0
+    """)
+    stopped = flow.first("--timeout", "2s")
+    assert stopped["error"]["code"] == "TIMEOUT" and flow.did == ["a", "b", "slow1", "slow2"]
+    started = Started(flow.home, str(flow.file), "--run-id", "killed")
+    flow.audit.write_text("")
+    started.wait_until(lambda: len(flow.did) == 4)
+    assert started.kill()
+    argv = [sys.executable, "-m", "shotclock", "job", "cancel", "killed"]
+    env = {**os.environ, "SHOTCLOCK_HOME": str(flow.home)}
+    subprocess.run(argv, env=env, capture_output=True, timeout=ANSWER_LIMIT_S)
+    (flow.folder / "mended").touch()
+    for run in ("first", "killed"):
+        envelope = flow.run("--rerun-failed", run)
+        assert envelope["ok"] and flow.did == ["c", "slow1", "slow2"], run
+        assert envelope["data"]["steps"]["each"]["output"] == ["a", "b", "slow1", "slow2", "c"]
+
+
+def test_a_changed_variable_of_the_file_is_part_of_every_step(flow: Flow) -> None:
+    flow.write("""
+        env: {NAME: one}
+        tools: {say: {exec: "echo say >> audit; echo said"}, hush: {exec: "echo hush >> audit"}}
+        steps:
+          a: {type: tool, tool: say}
+          b: {type: tool, tool: hush}
+          c: {exec: "echo c >> audit; exit 1"}
+    """)
+    flow.first()
+    flow.change("echo said", "echo SAID")
+    envelope = flow.rerun()
+    assert flow.did == ["c", "say"] and why(envelope)["a"] == "changed: tools.say"
+    flow.change("NAME: one", "NAME: two")
+    envelope = flow.rerun()
+    assert flow.did == ["c", "hush", "say"] and envelope["data"]["rerun"]["file"] == ["env", "tools"]
+    assert [each["step"] for each in envelope["data"]["rerun"]["changed"]] == ["a"]

@@ -368,7 +368,7 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions)
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
     if envelope.ok and data["failed"]:
         counts = counts.replace(" failed", " failed and may")
-    kept = data["rerun"]["kept"] if "rerun" in data else 0
+    kept = sum("kept_from" in data["steps"][name] for name in data["completed"])
     counts = counts.replace(" succeeded", f" succeeded ({kept} of them kept)", 1) if kept else counts
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))

@@ -98,10 +98,14 @@ def refuse_open(run: StoredRun) -> None:
 
 @value
 class StepChange:
-    """The changed keys of a step. Keys of the file and of its tools have a longer name."""
+    """The changed keys of a step, of its tools, and those of the file that are part of every step."""
 
-    step: str
-    keys: tuple[str, ...]
+    own_keys: tuple[str, ...]
+    file_keys: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (*self.own_keys, *self.file_keys)
 
     @property
     def is_of_limits(self) -> bool:
@@ -139,7 +143,7 @@ class FileChanges:
         keys = _changed_keys(self._old["steps"][name], self._new["steps"][name])
         old, new = self._old.get("tools") or {}, self._new.get("tools") or {}
         tools = [f"tools.{tool}" for tool in self._tools_of(name) if not is_same(old.get(tool), new.get(tool))]
-        return StepChange(name, (*keys, *self._for_all, *tools))
+        return StepChange((*keys, *tools), self._for_all)
 
     def _tools_of(self, name: str) -> Iterable[str]:
         step = self._workflow.steps[name]
@@ -216,21 +220,21 @@ class _Planner:
             state = self._begin_step(name, reasons, changed.get(name), name in behind_from)
             if state is not None:
                 recorded[name] = state
-        again = {name: why for name, why in reasons.items() if name not in self.final}
         kept = [name for name, state in recorded.items() if state.kept_from is not None]
         shown: JsonObject = {
             "of": self.old.id,
             "kept": len(kept),
             "kept_items": sum(sum(map(bool, state.parts)) for state in recorded.values() if not state.kept_from),
-            "runs_again": [{"step": name, "why": why} for name, why in again.items()],
+            "runs_again": [{"step": name, "why": why} for name, why in reasons.items()],
             "added": changes.added,
             "removed": changes.removed,
             "changed": [
-                {"step": name, "keys": list(change.keys), "runs_again": name in again}
+                {"step": name, "keys": list(change.own_keys), "runs_again": name in reasons}
                 for name, change in changed.items()
+                if change.own_keys
             ],
             "file": changes.of_file,
-            "inside": [name for name in again if self._goes_on_inside(name, reasons, changed.get(name), behind_from)],
+            "inside": [name for name in reasons if self._goes_on_inside(name, reasons, changed.get(name), behind_from)],
         }
         out = {name for name, state in recorded.items() if state.reason is Reason.NOT_CHOSEN}
         return Rerun(keep_outputs(self.workflow, outputs_without(self.workflow, out)), recorded, shown)
@@ -290,9 +294,11 @@ class _Planner:
         """Return why a step runs again for its own sake."""
         if name in self.start_from:
             return "--from names it"
-        if name in self.final or self._stays_out(name):
-            return None
         state = self.states.get(name)
+        if name in self.final:  # it runs in any case
+            return None if state is None or not state.status.is_bad else _ENDS[state.status]
+        if self._stays_out(name):
+            return None
         if name not in without_mark(self.old.workflow)["steps"] or state is None:
             return "it is new in the file" if state is None else "it never ran"
         if state.status is Status.SKIPPED and state.reason is Reason.DEPENDENCY_SKIPPED:
