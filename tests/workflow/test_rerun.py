@@ -550,3 +550,21 @@ def test_a_changed_variable_of_the_file_is_part_of_every_step(flow: Flow) -> Non
     envelope = flow.rerun()
     assert flow.did == ["c", "hush", "say"] and envelope["data"]["rerun"]["file"] == ["env", "tools"]
     assert [each["step"] for each in envelope["data"]["rerun"]["changed"]] == ["a"]
+
+
+def test_a_run_that_has_not_ended_is_not_continued_by_a_new_one(flow: Flow) -> None:
+    flow.write("steps: {ask: {type: human-input, prompt: Well?}, wait: {exec: 'echo wait >> audit; test -e go'}}")
+    parked = flow.first("--budget", "100ms")
+    assert parked["error"]["code"] == "INCOMPLETE"
+    refused = flow.rerun()
+    assert (refused["error"]["code"], refused["meta"]["exit_code"]) == ("RUN_TAKEN", 6)
+    assert "shotclock run --resume first" in refused["error"]["suggestion"]
+    flow.write("steps: {wait: {exec: 'echo wait >> audit; until test -e go; do sleep 0.05; done'}}")
+    flow.audit.write_text("")
+    started = Started(flow.home, str(flow.file), "--run-id", "second")
+    started.wait_until(lambda: flow.did == ["wait"])
+    refused = flow.run("--rerun-failed", "second")
+    assert "under way in process" in refused["error"]["message"]
+    assert "shotclock job wait second" in refused["error"]["suggestion"]
+    (flow.folder / "go").touch()
+    assert started.wait(ANSWER_LIMIT_S)

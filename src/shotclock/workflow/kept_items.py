@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import SideEffects
-from ..core.json_values import as_text
+from ..core.json_values import as_text, write_json
 from ..core.visible_text import HIDDEN
 from .state import JsonObject, Status, StepState
 
 
 def digest_of(item: Any) -> str:
-    return hashlib.sha256(as_text(item).encode("utf-8", "surrogatepass")).hexdigest()
+    """Return the digest of a value. A number and its text are different values."""
+    return hashlib.sha256(write_json(item).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def match_items(records: Sequence[Mapping[str, Any]], digests: Sequence[str]) -> dict[int, Mapping[str, Any]]:
@@ -40,9 +41,8 @@ def merge_items(records: Sequence[JsonObject], begun: Mapping[int, JsonObject]) 
     """
     merged = {**dict(enumerate(records)), **begun}
     made = [merged.get(number, {}) for number in range(max(merged, default=-1) + 1)]
-    taken = {None, *(record.get("item") for record in begun.values())}
-    replaced = [records[number] for number in begun if number < len(records)]
-    return made + [record for record in replaced if record.get("item") not in taken]
+    replaced = ((records[number], record) for number, record in begun.items() if number < len(records))
+    return made + [before for before, now in replaced if before.get("item") not in (None, now.get("item"))]
 
 
 def record_finished(parts: Iterable[StepState], digests: Sequence[str], *, with_outputs: bool) -> list[JsonObject]:

@@ -16,6 +16,7 @@ from typing import Any
 from ..core.clocks import WORK_CLOCKS
 from ..core.errors import Failure
 from ..core.value_types import value
+from ..process.kernel import is_alive
 from ..providers.command import ToolStep
 from ..store.runs import StoredRun
 from ..store.store import Store
@@ -90,10 +91,13 @@ def plan_nested_rerun(
 
 def refuse_open(run: StoredRun) -> None:
     """Refuse a run that has not ended: it can be resumed, or a process still has it."""
-    if run.ended_at is None:
-        message = f"run {run.id!r} has not ended; --rerun-failed continues ended runs"
-        hint = f"`shotclock run --resume {run.id}` continues it, or `shotclock job cancel {run.id}` ends it"
-        raise Failure("RUN_TAKEN", message, suggestion=hint)
+    if run.ended_at is not None:
+        return
+    if run.parked_at is None and is_alive(run.holder):
+        why, hint = f"is under way in process {run.holder.pid}", f"`shotclock job wait {run.id}` waits for its end"
+    else:
+        why, hint = "has not ended", f"`shotclock run --resume {run.id}` continues it"
+    raise Failure("RUN_TAKEN", f"run {run.id!r} {why}; --rerun-failed continues ended runs", suggestion=hint)
 
 
 @value
