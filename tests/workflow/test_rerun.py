@@ -163,7 +163,7 @@ def test_the_differences_are_lines_on_stderr_before_any_step(flow: Flow) -> None
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[:4] == [
-        "continues run first: 1 step kept, 1 to run",
+        "continues run first: keeps 1 step; 1 step to run",
         "  ~ b: changed in the file (exec)",
         "  ↻ b: it failed",
         "… b running",

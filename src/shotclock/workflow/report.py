@@ -310,7 +310,8 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
             group for group in step.depends_on if not any(name in steps and _has_passed(steps[name]) for name in group)
         ]
         return f"waits for {', '.join('|'.join(group) for group in waits)}" if waits else ""
-    kept = f"{step.kept_items} items kept from an earlier run" if step.kept_items else ""
+    items = "item" if step.kept_items == 1 else "items"
+    kept = f"{step.kept_items} {items} kept from an earlier run" if step.kept_items else ""
     return shorten("; ".join(filter(None, (kept, noteworthy(step.warnings)))), MESSAGE_SHOWN)
 
 

@@ -433,17 +433,18 @@ class _Planner:
 
 def describe(shown: Mapping[str, Any], most: int = 20) -> list[str]:
     """Return the lines that say what a rerun keeps, and why the other steps run again."""
-    kept = f"{shown['kept']} {'step' if shown['kept'] == 1 else 'steps'} kept"
-    items = f", {shown['kept_items']} items kept" if shown["kept_items"] else ""
-    lines = [f"continues run {shown['of']}: {kept}{items}, {len(shown['runs_again'])} to run"]
+    kept = f"keeps {shown['kept']} step{'s' * (shown['kept'] != 1)}"
+    items = f", {shown['kept_items']} finished item{'s' * (shown['kept_items'] != 1)}" if shown["kept_items"] else ""
+    again = len(shown["runs_again"])
+    lines = [f"continues run {shown['of']}: {kept}{items}; {again} step{'s' * (again != 1)} to run"]
     changes = [f"+ {name}: added to the file" for name in shown["added"]]
     changes += [f"- {name}: removed from the file" for name in shown["removed"]]
     for each in shown["changed"]:
         outcome = "" if each["runs_again"] else ", kept"
         changes.append(f"~ {each['step']}: changed in the file ({', '.join(each['keys'])}){outcome}")
     changes += [f"~ {key} of the file: changed" for key in shown["file"]]
-    again = [f"↻ {each['step']}: {each['why']}" for each in shown["runs_again"]]
-    for part in (changes, again):
+    reasons = [f"↻ {each['step']}: {each['why']}" for each in shown["runs_again"]]
+    for part in (changes, reasons):
         lines += [f"  {line}" for line in part[:most]]
         lines += [f"  … and {len(part) - most} more"] if len(part) > most else []
     return lines
