@@ -522,6 +522,6 @@ COMMANDS = {
             *engine_options("Run it on Temporal: temporal://HOST:PORT[/NAMESPACE]. See `shotclock worker`."),
         ),
         run=_run,
-        usage="FLOW [OPTIONS], or shotclock run --resume RUN_ID, or shotclock run --rerun-failed RUN_ID [OPTIONS]",
+        usage="FLOW | --resume RUN_ID | --rerun-failed RUN_ID [OPTIONS]",
     )
 }
