@@ -195,11 +195,11 @@ def test_every_subset_of_options_is_answered_by_an_envelope_and_never_by_a_trace
 
 def test_an_unknown_option_of_run_is_refused_in_words(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "shotclock", "run", "flow.yaml", "--only", "b", "--json"],
+        [sys.executable, "-m", "shotclock", "run", "flow.yaml", "--just", "b", "--json"],
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=WITHIN_S,
     )
     [mistake] = json.loads(ended.stdout)["error"]["errors"]
-    assert ended.returncode == 2 and mistake["field"] == "--only" and "unknown option" in mistake["message"]
+    assert ended.returncode == 2 and mistake["field"] == "--just" and "unknown option" in mistake["message"]

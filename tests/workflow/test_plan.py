@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from shotclock.core.clocks import reserve_ms_for
 from shotclock.providers.provider import Retry
 from shotclock.workflow.loader import load_text
-from shotclock.workflow.plan import Plan, graph_of, plan_of, select_tagged
+from shotclock.workflow.plan import Plan, graph_of, plan_of
 from shotclock.workflow.schema import WorkflowFile
+from shotclock.workflow.step_choice import StepChoice, cut_down
 
 
 def workflow(steps: dict[str, dict[str, Any]], **top: Any) -> WorkflowFile:
@@ -271,4 +272,4 @@ def test_nothing_is_kept_where_nobody_declares_clean_up() -> None:
 def test_tags_select_a_step_that_is_named_only_in_a_condition() -> None:
     loaded = load_text(b"steps: {a: {exec: x}, b: {exec: x}, c: {exec: x, tags: [t], if: \"outputs.a == 'x'\"}}")
     assert loaded.workflow is not None
-    assert list(select_tagged(loaded.workflow, ["t"]).steps) == ["a", "c"]
+    assert list(cut_down(loaded.workflow, StepChoice(tags=("t",))).steps) == ["a", "c"]

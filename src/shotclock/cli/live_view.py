@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO, Any, cast
 
 from rich.console import Console, Group
@@ -41,7 +41,16 @@ LISTED_AT_END = 30  # of more finished steps, only the failed ones are listed
 class View:
     """The view of one run, drawn by a task while it is entered."""
 
-    def __init__(self, screen: Screen, workflow: WorkflowFile, name: str, store: Store, run_id: str) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        workflow: WorkflowFile,
+        name: str,
+        store: Store,
+        run_id: str,
+        recorded: Mapping[str, StepState],
+    ) -> None:
+        """`recorded` holds the states of its steps before it begins or continues."""
         self._screen = screen
         self._workflow = workflow
         self._name = name
@@ -57,9 +66,8 @@ class View:
         self._finished: dict[str, None] = {}
         self._on_call = _find_reactions(workflow)
         self._longest = min(LONGEST_NAME, max((len(one_line(name)) for name in self._graph), default=1))
-        for record in store.runs.steps(run_id).values():
-            state = StepState.from_record(record.record)
-            if state.status.is_final and state.status is not Status.SKIPPED:
+        for state in recorded.values():
+            if state.status.is_final and (state.status is not Status.SKIPPED or state.is_settled):
                 self._states[state.id], self._finished[state.id] = state, None
         self._began_ns = monotonic_ns()
         self._console = Console(file=cast("IO[str]", screen), force_terminal=True, highlight=False, markup=False)
@@ -226,7 +234,7 @@ class View:
 
     def _has_passed(self, name: str) -> bool:
         state = self._states.get(name)
-        return state is not None and state.duration_ms is not None and state.has_passed
+        return state is not None and (state.duration_ms is not None or state.is_settled) and state.has_passed
 
     def _row(self, state: StepState, now_ns: int) -> Text:
         clock = self._running.get(state.id)
@@ -238,7 +246,9 @@ class View:
             if state.attempts > 1 and not self._is_per_item(state.id):
                 line.append(f", {state.attempts} tries")
             line.append("  ")
-        if state.error is not None:
+        if state.kept_from is not None:
+            line.append(f"kept from run {one_line(state.kept_from)}", "bright_black")
+        elif state.error is not None:
             line.append(one_line(why_failed(state.error)), COLOURS[state.status])
             if state.ending == Ending.KILLED:
                 line.append(", killed", COLOURS[state.status])

@@ -387,6 +387,10 @@ def _run(data: Any, console: Console) -> None:
     if data["artifacts"] is not None:
         words, folder = artifacts_in_words(data["artifacts"]), visible(data["artifacts"]["folder"])
         console.print(Text(f"\n  {words}: {folder}"), soft_wrap=True)
+    if data["rerun_of"]:
+        _print(console, Text(f"\n  continues run {one_line(data['rerun_of'], 80)}", "bright_black"))
+    if data["continue_command"]:
+        _print(console, Text(f"\n  continue it: {one_line(data['continue_command'], 200)}"))
     for name in ("html", "output_file"):
         if name in data:
             console.print(Text(f"\n{describe_page(data, name)}"), soft_wrap=True)  # whole, to be copied

@@ -28,10 +28,11 @@ from ..runtime.outcomes import outcome_of_error
 from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
-from ..workflow.plan import select_tagged
 from ..workflow.report import MARKS, artifacts_in_words, brief, unstarted
+from ..workflow.rerun import refuse_open
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
+from ..workflow.step_choice import StepChoice, choose, cut_down, leave_out
 from .engine import open_engine
 from .import_file import point_to_import
 from .jobs import order_work
@@ -52,6 +53,7 @@ from .output import (
 )
 from .parser import Subcommand, argument, duration, flag, name_and_value, nearest_of, option
 from .report import FORMATS, ensure_writable, text_of, write_file
+from .rerun import continue_run, file_of
 from .run_lines import RunLines
 from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options
 from .workflow_files import read_run_duration
@@ -80,6 +82,10 @@ class RunOptions:
     queue: str | None = None
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    rerun_failed: str | None = None
+    start_from: tuple[str, ...] = ()
     quiet: bool = False
     follow: tuple[str, ...] | None = None  # the steps whose output is printed; empty: all
 
@@ -103,10 +109,15 @@ def _run(
         return _control(str(extend or wind_down), extend is not None, flow, by, others)
     if by is not None:
         raise Mistaken({"by": "a duration after the file needs --extend RUN [STEP] D"})
-    if flow is None and values["resume"] is None and follow and follow[-1]:
+    if [flow, values["resume"], values["rerun_failed"]].count(None) == 3 and follow and follow[-1]:
         flow, follow = ",".join(follow[-1]), [*follow[:-1], ()]  # `--follow FLOW`: the word is no step
-    if (flow is None) == (values["resume"] is None):
-        raise Mistaken({"flow": "missing FLOW: a workflow file, or --resume RUN_ID (not both)"})
+    if [flow, values["resume"], values["rerun_failed"]].count(None) != 2:
+        message = "missing FLOW: a workflow file, --resume RUN_ID or --rerun-failed RUN_ID (one of them)"
+        raise Mistaken({"flow": message})
+    if values["rerun_failed"] is not None and values["on"] is not None:
+        raise Mistaken({"rerun-failed": "only for runs of this machine, not with --on: start the file again there"})
+    if values["skip"] and values["on"] is not None:
+        raise Mistaken({"skip": "only for runs of this machine, not with --on; --only and --tags work there"})
     if values["heartbeat_ms"] is not None and values["heartbeat_ms"] < SHORTEST_HEARTBEAT_MS:
         message = f"must be at least {SHORTEST_HEARTBEAT_MS} ms, or a busy worker would be taken for lost"
         raise Mistaken({"heartbeat": message})
@@ -165,7 +176,11 @@ def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | O
         ensure_writable(options.output_file)  # before there is a result to lose
     budget_ms = _budget_ms(options)
     with open_engine(options.on, options.queue, options.heartbeat_ms) as engine, _Events(options, as_json) as events:
-        request = options.resume if options.resume is not None else _read_request(options)
+        request: RunRequest | Outcome | str
+        if options.rerun_failed is not None and isinstance(engine, EmbeddedEngine):
+            request = _read_rerun(engine, options, shows=not alone or is_terminal(sys.stderr))
+        else:
+            request = options.resume if options.resume is not None else _read_request(options)
         if isinstance(request, Outcome):
             return request
         _check_followed(options.follow or (), engine, request)
@@ -182,9 +197,24 @@ def _read_request(options: RunOptions) -> RunRequest | Outcome:
     if refused.problem is not None or loaded.workflow is None:
         refused.ending = Ending.NOT_STARTED
         return point_to_import(str(options.flow), refused)
-    workflow = select_tagged(loaded.workflow, options.tags) if options.tags else loaded.workflow
-    run_id = {"run_id": options.run_id} if options.run_id else {}
-    return RunRequest(workflow, str(file), file.parent, inputs=options.inputs, timeout_ms=options.timeout_ms, **run_id)
+    workflow = loaded.workflow
+    recorded: dict[str, StepState] = {}
+    choice = StepChoice(options.only, options.skip, options.tags)
+    if not choice.takes_all and options.on is not None:
+        workflow = cut_down(workflow, choice)
+    elif not choice.takes_all:
+        workflow, recorded = leave_out(workflow, choose(workflow, choice))
+    request = RunRequest(workflow, str(file), file.parent, inputs=options.inputs, timeout_ms=options.timeout_ms)
+    return replace(request, recorded=recorded, **({"run_id": options.run_id} if options.run_id else {}))
+
+
+def _read_rerun(engine: EmbeddedEngine, options: RunOptions, *, shows: bool) -> RunRequest | Outcome:
+    old = engine.find_run(str(options.rerun_failed))
+    refuse_open(old)
+    request = _read_request(replace(options, flow=file_of(old)))
+    if isinstance(request, Outcome):
+        return request
+    return continue_run(engine.store, old, request, options.inputs, options.start_from, shows=shows)
 
 
 def _budget_ms(options: RunOptions) -> int | None:
@@ -237,18 +267,18 @@ def _find_view(engine: Engine, request: RunRequest | str) -> View | None:
     if not isinstance(engine, EmbeddedEngine):
         return None
     if isinstance(request, RunRequest):
-        run_id, name, workflow = request.run_id, request.name, request.workflow
+        run_id, name, workflow, recorded = request.run_id, request.name, request.workflow, request.recorded
     else:
         run = engine.store.runs.get(request)
         if run is None or run.ended_at is not None:
             return None
-        run_id, name, workflow = request, run.name, read_record(run, engine.store)[0]
+        run_id, name, (workflow, recorded) = request, run.name, read_record(run, engine.store)
     screen = find_screen()
     if screen is None:
         return None
     from .live_view import View
 
-    return View(screen, workflow, name, engine.store, run_id)
+    return View(screen, workflow, name, engine.store, run_id, recorded)
 
 
 class _Events:
@@ -366,22 +396,25 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions)
     counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
     if envelope.ok and data["failed"]:
         counts = counts.replace(" failed", " failed and may")
+    kept = sum("kept_from" in data["steps"][name] for name in data["completed"])
+    counts = counts.replace(" succeeded", f" succeeded ({kept} of them kept)", 1) if kept else counts
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
     took = brief(int(str(envelope.meta["duration_ms"])))
     where = "" if options.on is None else f" {options.on.on_command_line}"
     artifacts = data.get("artifacts")
-    kept = "" if artifacts is None else f"\n  {artifacts_in_words(artifacts)}: {visible(artifacts['folder'])}"
+    files = "" if artifacts is None else f"\n  {artifacts_in_words(artifacts)}: {visible(artifacts['folder'])}"
     failed = [one_line(name, 40) for name in data["failed"]]
     names = f"\n  failed: {', '.join(failed[:NAMED])}" + (" …" if len(failed) > NAMED else "") if failed else ""
-    line = f"{mark} {one_line(data['name'], 40)}: {counts} in {took}{names}{kept}"
-    return f"{line}\n  shotclock report {data['run_id']} --open{where}"
+    lines = [f"{mark} {one_line(data['name'], 40)}: {counts} in {took}{names}{files}"]
+    lines.append(f"  shotclock report {data['run_id']} --open{where}")
+    return "\n".join([*lines, *([f"  {data['rerun_command']}"] if "rerun_command" in data else [])])
 
 
 def _text(envelope: Envelope, options: RunOptions) -> str | None:
     """Return the report in its format. A refused run has one too, because CI expects it."""
     if options.output in (None, "json"):
         return None
-    report = unstarted(options.flow or options.resume or "run", envelope.to_dict(), wall_time())
+    report = unstarted(options.flow or options.resume or options.rerun_failed or "run", envelope.to_dict(), wall_time())
     run_id = envelope.data.get("run_id") if isinstance(envelope.data, dict) else None
     if isinstance(run_id, str):
         try:
@@ -398,11 +431,11 @@ def _read_run_id(text: str) -> str:
     return text
 
 
-def _read_tags(text: str) -> tuple[str, ...]:
-    tags = tuple(tag.strip() for tag in text.split(","))
-    if not all(tags):
-        raise ValueError(f"{text[:40]!r} is not a list of tags: write a,b")
-    return tags
+def _read_words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise ValueError(f"{text[:40]!r} is not a list: write a,b")
+    return words
 
 
 def _read_names(text: str) -> tuple[str, ...]:
@@ -410,6 +443,7 @@ def _read_names(text: str) -> tuple[str, ...]:
 
 
 _RESUME = ("--resume",)  # a resumed run keeps the values that it began with
+_CONTINUED = (*_RESUME, "--rerun-failed")  # both keep the choice of steps
 COMMANDS = {
     "run": Subcommand(
         "run",
@@ -453,6 +487,23 @@ COMMANDS = {
                 "Continue a run that is parked or whose process died, with its inputs and its deadline. Finished "
                 "steps are not repeated.",
             ),
+            option(
+                "--rerun-failed",
+                "RUN_ID",
+                "Start a new run that continues an ended one, with the file as it is now: what had succeeded is kept, "
+                "steps and items, and what failed, was changed or depends on such a step runs. The beginning of the "
+                "id is enough.",
+                excludes=_RESUME,
+            ),
+            option(
+                "--from",
+                "STEP,STEP",
+                "With --rerun-failed: run these steps again, too, and all that depend on them.",
+                read=_read_words,
+                default=(),
+                key="start_from",
+                needs="--rerun-failed",
+            ),
             option("--events", "FILE", "Write a line of JSON to this file for every change."),
             option(
                 "--output",
@@ -480,13 +531,30 @@ COMMANDS = {
             flag("--quiet", "Print no output of steps on stderr, and no sign of life, off a terminal."),
             flag("--force", "Run it although its timeouts cannot fit (`budget/…`).", excludes=_RESUME),
             option(
+                "--only",
+                "STEP,STEP",
+                "Run only these steps, the steps that they depend on or name in templates, and the steps that their "
+                "reactions start. The others are skipped. --resume and --rerun-failed keep the choice.",
+                read=_read_words,
+                default=(),
+                excludes=_CONTINUED,
+            ),
+            option(
                 "--tags",
                 "A,B",
-                "Run only the steps with one of these tags, the steps that they depend on or name in templates, and "
-                "the steps that their reactions start. --resume keeps the selection.",
-                read=_read_tags,
+                "Run only the steps with one of these tags, and what they need, as with --only.",
+                read=_read_words,
                 default=(),
-                excludes=_RESUME,
+                excludes=_CONTINUED,
+            ),
+            option(
+                "--skip",
+                "STEP,STEP",
+                "Leave these steps out, as if their `if` did not hold: what depends on them is skipped as well, "
+                "unless it has `accept_skipped`.",
+                read=_read_words,
+                default=(),
+                excludes=_CONTINUED,
             ),
             option("--queue", "NAME", "With --on: the queue of the workers that run it [shotclock].", needs="--on"),
             duration(
@@ -499,6 +567,6 @@ COMMANDS = {
             *engine_options("Run it on Temporal: temporal://HOST:PORT[/NAMESPACE]. See `shotclock worker`."),
         ),
         run=_run,
-        usage="FLOW [OPTIONS], or shotclock run --resume RUN_ID [OPTIONS]",
+        usage="FLOW | --resume RUN_ID | --rerun-failed RUN_ID [OPTIONS]",
     )
 }

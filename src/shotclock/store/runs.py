@@ -7,7 +7,7 @@ were finished and which were interrupted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
@@ -36,6 +36,10 @@ class StoredRun:
     """Its group, and how long it waited for that."""
     owes_notice: bool = False
     """Whether its end is yet to be sent to those whom its `notify` names."""
+    rerun_of: str | None = None
+    """The ended run that it continues."""
+    rerun: dict[str, Any] | None = None
+    """What it kept of that run, and what runs again."""
 
 
 @value
@@ -96,19 +100,23 @@ class RunTaken(Exception):
 
 _RUNS = RowMapper(StoredRun, "runs")
 _STEPS = RowMapper(StepRecord, "steps")
-# Status of steps whose items are still needed, unless the record of the step has them as `parts`.
-_OPEN = ("pending", "running")
+_INSERT_STEP = "INSERT INTO steps (run, id, status, record, changed_at) VALUES (?, ?, ?, ?, ?)"
 
 
 class Runs(Table):
     """Table of runs and their steps."""
 
-    def begin(self, run: StoredRun) -> None:
-        """Record a new run. Raises RunTaken if there is one of that id already."""
+    def begin(self, run: StoredRun, steps: Sequence[StepRecord] = ()) -> None:
+        """Record a new run with the steps that it does not begin with anew, all or nothing.
+
+        Raises RunTaken if there is one of that id already.
+        """
         with self._database.write() as transaction:
             if (there := _get(transaction, run.id)) is not None:
                 raise RunTaken(there)
             _RUNS.insert(transaction, run)
+            rows = [(run.id, step.id, step.status, json_text(step.record), run.created_at) for step in steps]
+            transaction.executemany(_INSERT_STEP, rows)
 
     def take_up(
         self, run_id: str, holder: ProcessIdentity, is_alive: Callable[[ProcessIdentity], bool]
@@ -145,12 +153,12 @@ class Runs(Table):
         rows = [(run_id, step.id, step.status, json_text(step.record), now) for step in steps]
         with self._database.write(durable=False, may_wait=may_wait) as transaction:
             transaction.executemany(
-                "INSERT INTO steps (run, id, status, record, changed_at) VALUES (?, ?, ?, ?, ?) "
+                f"{_INSERT_STEP} "
                 "ON CONFLICT (run, id) DO UPDATE SET status = excluded.status, record = excluded.record, "
                 "changed_at = excluded.changed_at",
                 rows,
             )
-            ended = [(run_id, step.id) for step in steps if step.status not in _OPEN or step.record.get("parts")]
+            ended = [(run_id, step.id) for step in steps if not _needs_items(step)]
             transaction.executemany("DELETE FROM items WHERE run = ? AND step = ?", ended)
 
     def record_item(self, run_id: str, step_id: str, number: int, record: Any, *, may_wait: bool = True) -> None:
@@ -209,14 +217,24 @@ class Runs(Table):
 
     def list_inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
         """Return the ids of the runs that a step has begun and that have not ended."""
-        first = f"{run_id}.{step_id}"
         with self._database.read() as transaction:
-            rows = transaction.execute(
-                "SELECT id FROM runs WHERE (id = ? OR substr(id, 1, ?) = ?) AND ended_at IS NULL",
-                (first, len(first) + 1, f"{first}."),
-            )
-            ids = [decode_text(id) for (id,) in rows]
-        return tuple(id for id in ids if id == first or id[len(first) + 1 :].isdecimal())
+            rows = _select_inside(transaction, "id", run_id, step_id, "ended_at IS NULL")
+            return tuple(decode_text(id) for (id,) in rows)
+
+    def find_ended_inside(self, run_id: str, step_id: str, file: str, inputs: Any) -> StoredRun | None:
+        """Return the newest ended run of a file with these inputs that a step has begun."""
+        with self._database.read() as transaction:
+            where = "ended_at IS NOT NULL AND file = ? AND inputs = ? ORDER BY seq DESC"
+            rows = _select_inside(transaction, "id", run_id, step_id, where, (file, json_text(inputs)))
+            found = next(rows, None)
+            return None if found is None else _get(transaction, decode_text(found[0]))
+
+    def files_inside(self, run_id: str, step_id: str) -> dict[str, Any]:
+        """Return the workflows of the runs that a step has begun, by their files."""
+        with self._database.read() as transaction:
+            rows = _select_inside(transaction, "id, file, workflow", run_id, step_id, "ended_at IS NOT NULL")
+            texts = {decode_text(file): workflow for _, file, workflow in rows}
+        return {file: json.loads(workflow) for file, workflow in texts.items()}
 
     def list(self, limit: int = 100) -> tuple[StoredRun, ...]:
         """Return the runs, the newest first."""
@@ -307,6 +325,26 @@ class Runs(Table):
         with self._database.write() as transaction:
             query = "DELETE FROM runs WHERE seq = ? AND (ended_at IS NOT NULL OR (holder = ? AND parked_at IS NULL))"
             return sum(transaction.execute(query, (run.seq, run.holder)).rowcount for run in runs)
+
+
+def _select_inside(
+    transaction: Transaction, columns: str, run_id: str, step_id: str, where: str, values: tuple[object, ...] = ()
+) -> Iterator[Sequence[Any]]:
+    """Yield columns, the id first, of the runs that a step has begun: they have its name, perhaps with a number."""
+    first = f"{run_id}.{step_id}"
+    rows = transaction.execute(
+        f"SELECT {columns} FROM runs WHERE (id = ? OR substr(id, 1, ?) = ?) AND {where}",
+        (first, len(first) + 1, f"{first}.", *values),
+    )
+    for row in rows:
+        id = decode_text(row[0])
+        if id == first or id[len(first) + 1 :].isdecimal():
+            yield row
+
+
+def _needs_items(step: StepRecord) -> bool:
+    """Return whether the items of a step are still needed. The record of a parked step has them as `parts`."""
+    return step.status == "running" or (step.status == "pending" and not step.record.get("parts"))
 
 
 _PAST_RUN = f"id, created_at, ended_at, deadline_at, {parts_of_json('envelope', 'error.code', 'meta.duration_ms')}"

@@ -22,7 +22,7 @@ from .artifacts import find_artifacts
 from .history import read_p95
 from .report import Report, report_of
 from .run import RunCaller, RunRequest, read_envelope
-from .state import JsonObject, Status, commands_for, count_steps
+from .state import JsonObject, Status, commands_for, count_steps, rerun_command
 from .step_log import read_printed_ends
 
 RUNS_SEARCHED = 200
@@ -182,7 +182,10 @@ class EmbeddedEngine:
         )
         printed = await asyncio.to_thread(read_printed_ends, self.store.home, run.id)
         steps = tuple(replace(step, printed=printed.get(step.id, [])) for step in made.steps)
-        return replace(made, steps=steps, artifacts=find_artifacts(self.store.home, run.id, steps))
+        can_continue = run.ended_at is not None and made.status.is_bad
+        command = rerun_command(run.id) if can_continue else ""
+        artifacts = find_artifacts(self.store.home, run.id, steps)
+        return replace(made, steps=steps, artifacts=artifacts, continue_command=command)
 
     def _get(self, run_id: str) -> StoredRun:
         run = self.store.runs.get(run_id)

@@ -12,12 +12,11 @@ from graphlib import CycleError, TopologicalSorter
 from operator import attrgetter
 
 from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_RESERVE_MS, DEFAULT_WIND_DOWN_MS, RESERVE_SHARE, reserve_ms_for
-from ..core.errors import Failure
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import field, value
 from ..providers.command import ToolStep
 from ..providers.provider import STEP_TYPES, Dependency, StepPart, StepRetry, duration_ms
-from .schema import WorkflowFile, calls_of, texts_in
+from .schema import WorkflowFile, calls_of
 from .templates import mentions
 
 Groups = tuple[tuple[str, ...], ...]  # one step of every group: `["A", "B|C"]` means A, and B or C
@@ -171,34 +170,6 @@ def on_demand(workflow: WorkflowFile) -> set[str]:
     return {name for name in named if name not in waited_for}
 
 
-def select_tagged(workflow: WorkflowFile, tags: Collection[str]) -> WorkflowFile:
-    """Return the workflow with the tagged steps and those that they need. Raise Failure for an unknown tag."""
-    known = sorted({tag for step in workflow.steps.values() for tag in step.tags})
-    if unknown := [tag for tag in tags if tag not in known]:
-        message = f"no step has the tag {unknown[0]!r}; the tags of this file: {', '.join(known) or 'none'}"
-        raise Failure("ARG_ERROR", message, context={"errors": [{"field": "tags", "message": message}]})
-
-    def find_needed(name: str) -> list[str]:
-        if name not in workflow.steps:
-            return []
-        step = workflow.steps[name]
-        mentioned = [each.name for _, text in texts_in(step.model_dump()) for each in mentions(text)]
-        return [*needs(groups_of(step.depends_on)), *mentioned, *calls_of(workflow, name)]
-
-    tagged = [name for name, step in workflow.steps.items() if not set(tags).isdisjoint(step.tags)]
-    kept = reach(tagged, find_needed)
-    return keep_steps(workflow, {**kept, **dict.fromkeys(_finally_without(workflow, workflow.steps.keys() - kept))})
-
-
-def _finally_without(workflow: WorkflowFile, gone: Collection[str]) -> list[str]:
-    """Return the `finally` steps that use none of the steps that are left out."""
-
-    def uses(name: str) -> set[str]:
-        return {each.name for _, text in texts_in(workflow.steps[name].model_dump()) for each in mentions(text)}
-
-    return [name for name in workflow.finally_ if uses(name).isdisjoint(set(gone) - set(workflow.finally_))]
-
-
 def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
     written = workflow.model_dump(exclude_unset=True)
     gone = workflow.steps.keys() - names
@@ -210,12 +181,27 @@ def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
         for name in written["finally"]:
             kept = [entry for entry in workflow.steps[name].depends_on if needs(groups_of([entry])) <= {*names}]
             written["steps"][name] = {**written["steps"][name], "depends_on": kept}
+    kept_outputs = set(outputs_without(workflow, gone))
     if workflow.outputs:
-        written["outputs"] = {
-            name: template
-            for name, template in written["outputs"].items()
-            if gone.isdisjoint(each.name for each in mentions(template))
-        }
+        written["outputs"] = {name: text for name, text in written["outputs"].items() if name in kept_outputs}
+    return WorkflowFile.model_validate(written)
+
+
+def outputs_without(workflow: WorkflowFile, gone: Collection[str]) -> list[str]:
+    """Return the outputs that name none of these steps."""
+    return [
+        name
+        for name, template in workflow.outputs.items()
+        if set(gone).isdisjoint(each.name for each in mentions(template))
+    ]
+
+
+def keep_outputs(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
+    """Return the workflow without its other outputs."""
+    if workflow.outputs.keys() <= set(names):
+        return workflow
+    written = workflow.model_dump(exclude_unset=True)
+    written["outputs"] = {name: template for name, template in written["outputs"].items() if name in names}
     return WorkflowFile.model_validate(written)
 
 

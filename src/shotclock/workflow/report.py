@@ -76,6 +76,8 @@ class ReportedStep:
     ending: str | None = None
     warnings: list[dict[str, Any]] = field(default_factory=list)
     output: Any = None
+    kept_from: str | None = None  # the run in which it succeeded, if that is another
+    kept_items: int = 0  # of earlier runs
     overtime: list[dict[str, Any]] = field(default_factory=list)  # decisions about its time while it ran
     artifacts: list[dict[str, Any]] = field(default_factory=list)
     printed: list[dict[str, Any]] = field(default_factory=list)
@@ -121,6 +123,9 @@ class Report:
             return ""
         group, waited_ms = str(self.concurrency["group"]), self.concurrency["waited_ms"]
         return f"{group}, waited {brief(waited_ms)}" if waited_ms else group
+
+    rerun_of: str | None = None  # the run that it continues
+    continue_command: str = ""  # of a run that failed
 
     @property
     def counts(self) -> dict[Status, int]:
@@ -213,7 +218,8 @@ def report_of(
         error,
         data.get("outputs") if isinstance(data, dict) else None,
         tuple((run.envelope or {}).get("warnings") or ()),
-        run.concurrency,
+        concurrency=run.concurrency,
+        rerun_of=run.rerun_of,
     )
 
 
@@ -309,7 +315,10 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
         Reason.DEPENDENCY_SKIPPED.value: f"it needs {step.cause}: {step.cause} {ended}",
         Reason.ON_DEMAND.value: "no other step called it",
         Reason.RUN_ENDED.value: "the run ended before it could start",
+        Reason.NOT_CHOSEN.value: "left out by --only, --skip or --tags",
     }
+    if step.kept_from is not None:
+        return f"kept from run {step.kept_from}"
     if step.reason is not None:
         return reasons.get(step.reason, step.reason)
     if step.status is Status.RUNNING and cut_off:
@@ -321,7 +330,9 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
             group for group in step.depends_on if not any(name in steps and _has_passed(steps[name]) for name in group)
         ]
         return f"waits for {', '.join('|'.join(group) for group in waits)}" if waits else ""
-    return shorten(noteworthy(step.warnings), MESSAGE_SHOWN)
+    items = "item" if step.kept_items == 1 else "items"
+    kept = f"{step.kept_items} {items} kept from an earlier run" if step.kept_items else ""
+    return shorten("; ".join(filter(None, (kept, noteworthy(step.warnings)))), MESSAGE_SHOWN)
 
 
 def why_failed(error: Mapping[str, Any]) -> str:
@@ -481,6 +492,10 @@ def to_markdown(report: Report) -> str:
         lines += [f"- {_code(each['file'])}, {each['bytes']} bytes" for each in list_artifacts(report)[:NAMES_SHOWN]]
     for notice in report.warnings:
         lines += ["", f"⚠ {_code(str(notice['code']))}: {_code(str(notice['message']))}"]
+    if report.rerun_of:
+        lines += ["", f"Continues run {_code(report.rerun_of)}"]
+    if report.continue_command:
+        lines += ["", f"Continue it: {_code(report.continue_command)}"]
     return "\n".join(lines) + "\n"
 
 

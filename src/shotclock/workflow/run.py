@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
@@ -39,6 +40,7 @@ from ..store.store import Retention, Store, prune_in_passing, read_retention
 from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit
 from .concurrency import GroupRequest, enter_group
 from .finally_steps import has_begun
+from .kept_items import merge_items
 from .lint import identity, inner_workflow
 from .log_quota import VARIABLE, LogQuota
 from .notices import Notice, answer_again, notice_of
@@ -52,6 +54,7 @@ from .plan import (
     on_demand,
     run_timeout_ms,
 )
+from .rerun import plan_nested_rerun
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
 from .scheduler import RunLimits, Scheduler
 from .schema import WorkflowFile, check_inputs, failure_reaction, find_unset_variables
@@ -67,6 +70,7 @@ from .state import (
     read_record,
     record_workflow,
     redaction_for,
+    rerun_command,
     restore_secrets,
 )
 from .step_executor import StepExecutor
@@ -86,6 +90,9 @@ class RunRequest:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     timeout_ms: int | None = None
     """The caller's own limit. The shorter of it and the file's holds."""
+    recorded: Mapping[str, StepState] = field(default_factory=dict)
+    """Steps that do not begin anew: those that are left out, and those that are kept from an earlier run."""
+    rerun: Mapping[str, Any] | None = None  # the run that this one continues (`of`), and what it keeps of it
 
     @property
     def name(self) -> str:
@@ -116,7 +123,7 @@ DEFAULT_CALLER = RunCaller()
 async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
     call = _admit(request, request.limit_ms)
     inputs = check_inputs(request.workflow, request.inputs)
-    _refuse_unset(request.workflow, caller.environment)
+    _refuse_unset(request.workflow, caller.environment, request.recorded)
     if request.workflow.concurrency is not None:
         there = await asyncio.to_thread(store.runs.get, request.run_id)
         if there is not None:
@@ -137,15 +144,18 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
         began_at,
         None if call.bound.bell is None else began_at + call.bound.limit_ms,
         concurrency=group.record,
+        rerun_of=None if request.rerun is None else request.rerun["of"],
+        rerun=None if request.rerun is None else dict(request.rerun),
     )
+    records = [StepRecord(state.id, state.status.value, state.to_record()) for state in request.recorded.values()]
     try:
         with group.left_on_error():
-            await asyncio.to_thread(store.runs.begin, new)
+            await asyncio.to_thread(store.runs.begin, new, records)
     except RunTaken:
         raise run_exists(request.run_id) from None
     request = replace(request, inputs=inputs)
     began = _Beginning(began_at, call.started_ns, concurrency=group.record)
-    return await _Run(request, call, store, caller, began, {}).carry_out()
+    return await _Run(request, call, store, caller, began, request.recorded).carry_out()
 
 
 def _group_request(run_id: str, call: Call, store: Store, caller: RunCaller, *, resumed: bool = False) -> GroupRequest:
@@ -164,8 +174,8 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
         return await answer_again(run, read_envelope(run.envelope), store, caller.environment)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     workflow = await asyncio.to_thread(restore_secrets, run, workflow)
-    _refuse_unset(workflow, caller.environment)
-    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
+    _refuse_unset(workflow, caller.environment, states)
+    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs, rerun=run.rerun)
     left_ms = 0 if run.deadline_at is None else max(1, run.deadline_at - wall_time())
     call = _admit(request, left_ms, TraceContext(run.trace_id))
     group = await enter_group(workflow, run.inputs, _group_request(run.id, call, store, caller, resumed=True))
@@ -196,12 +206,21 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
         )
         try:
             if found is None:
+                if outer.rerun is not None:
+                    request = await asyncio.to_thread(_continue_nested, request, inner.step_id, outer)
                 return await start(request, outer.store, caller)
             if found.ended_at is None and found.file == request.file and not is_alive(found.holder):
                 return await resume(run_id, outer.store, caller)
         except Failure as failure:
             if failure.code != "RUN_TAKEN":  # another process was faster; the next number is free
                 raise
+
+
+def _continue_nested(request: RunRequest, step_id: str, outer: RunContext) -> RunRequest:
+    """Return the request of a nested run that keeps what had succeeded in the same run inside the earlier one."""
+    inputs = check_inputs(request.workflow, request.inputs)
+    rerun = plan_nested_rerun(outer.store, outer.rerun or {}, step_id, request.file, request.workflow, inputs)
+    return request if rerun is None else replace(request, recorded=rerun.recorded, rerun=rerun.shown)
 
 
 def name_nested_run(inner: NestedRun, outer: RunContext) -> tuple[str, str]:
@@ -258,11 +277,16 @@ class _Beginning:
         return cls(run.created_at, at_ns, budget_ms, run.concurrency)
 
 
-def _refuse_unset(workflow: WorkflowFile, environment: Mapping[str, str]) -> None:
+def _refuse_unset(
+    workflow: WorkflowFile, environment: Mapping[str, str], states: Mapping[str, StepState] = MappingProxyType({})
+) -> None:
+    """Refuse a run that needs a variable that is not set. Steps that have ended or are left out need none."""
+    over = {("steps", name) for name, state in states.items() if state.is_settled}
     errors = [
         {"field": ".".join(path), "message": message}
         for find in (find_unset_variables, find_wrong_limit)
         for path, message in find(workflow, environment)
+        if path[:2] not in over
     ]
     if errors:
         message = "; ".join(dict.fromkeys(error["message"] for error in errors))
@@ -284,7 +308,7 @@ def _resume_states(
         elif state.status is Status.RUNNING:
             only_waited = not step.for_each and step.matrix is None and _only_waited(store, run, step, state)
             state = state.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
-        elif state.status is Status.SKIPPED and (state.is_finally or not is_finishing):
+        elif state.status is Status.SKIPPED and not state.is_settled and (state.is_finally or not is_finishing):
             state = state.fresh()
         resumed[step_id] = state
     return resumed
@@ -304,7 +328,7 @@ def _resume_items(
     if state.status is Status.RUNNING:
         state = state.put_off()
         state.attempts = sum(part.get("attempts", 0) for part in parts.values())
-    state.parts = [parts.get(number, {}) for number in range(max(parts, default=-1) + 1)]
+    state.parts = merge_items(state.parts, {number: parts[number] for number in items})
     return state
 
 
@@ -432,6 +456,7 @@ class _Run:
                 logs=self._logs,
                 artifacts=RunArtifacts(self.store.home, request.run_id, read_limit(environment), self.recorded),
                 record_item=self._record_item,
+                rerun=request.rerun,
             )
 
     async def _record_item(self, step_id: str, number: int, record: JsonObject) -> None:
@@ -517,6 +542,8 @@ class _Run:
     ) -> Envelope:
         run_id, runs, states = self.request.run_id, self.store.runs, scheduler.states
         data = describe_steps(run_id, self.request.name, states)
+        if self.request.rerun is not None:
+            data |= {"rerun_of": self.request.rerun["of"], "rerun": dict(self.request.rerun)}
         if outputs:
             data["outputs"] = outputs
         if self.began.concurrency is not None:
@@ -536,6 +563,8 @@ class _Run:
         envelope = answer(self.call, outcome)
         notice = self._find_notice(envelope)
         end = partial(runs.end, run_id, owes_notice=notice is not None)
+        if not envelope.ok and self.caller.outer is None and isinstance(envelope.data, dict):
+            envelope.data["rerun_command"] = rerun_command(run_id)
         try:
             try:
                 await asyncio.to_thread(end, envelope.to_dict(), wall_time())
@@ -728,7 +757,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
                 await cancel(inner, store, refusal=why)
     try:
         workflow = await asyncio.to_thread(restore_secrets, run, workflow)
-        _refuse_unset(workflow, os.environ)
+        _refuse_unset(workflow, os.environ, states)
     except Failure as failure:
         refusal = refusal or str(failure)
     recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
@@ -736,7 +765,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     for proposal_id in await asyncio.to_thread(store.proposals.open_of_run, asker, run_id):
         with contextlib.suppress(Failure):  # decided or expired just now
             await asyncio.to_thread(store.proposals.withdraw, proposal_id, asker, wall_time())
-    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs)
+    request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs, rerun=run.rerun)
     # The run's own time may be over; clean-up has its own limit.
     call = _admit(request, 0, TraceContext(run.trace_id))
     stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import NS_PER_MS, Deadline, Fired, WallTime
 from ..core.proposal import Proposal
@@ -325,3 +325,5 @@ class RunContext:
     json_limit: int | None = None
     runs: tuple[str, ...] = ()  # those of `files`
     artifacts: RunArtifacts | None = None
+    rerun: Mapping[str, Any] | None = None
+    """The run that this one continues, and what it keeps of it."""

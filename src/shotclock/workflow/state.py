@@ -19,7 +19,7 @@ from ..core.visible_text import HIDDEN, Redaction, is_secret_header, looks_secre
 from ..providers.provider import STEP_TYPES
 from ..runtime.call import Call, Outcome, wound_down_problem
 from ..runtime.outcomes import outcome_of_error
-from .plan import keep_steps
+from .plan import keep_outputs, keep_steps, step_timeout_ms
 from .schema import WorkflowFile
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Reason(StrEnum):
     DEPENDENCY_SKIPPED = "dependency_skipped"
     ON_DEMAND = "on_demand"  # named only by `run`, and no step called it
     RUN_ENDED = "run_ended"
+    NOT_CHOSEN = "not_chosen"  # left out by the caller
 
 
 TRIES_RECORDED = 50
@@ -91,7 +92,9 @@ class StepState:
     is_cut_short: bool = False
     proposal_id: str | None = None  # the approval that the step began with before the run was parked
     parts: list[JsonObject] = field(default_factory=list)
-    """The records of its items, if some of them waited when the run was parked."""
+    """The records of its items that are kept when it begins again, here or in another run."""
+    kept_from: str | None = None  # the run in which it succeeded
+    kept_items: int = 0  # the items that succeeded in an earlier run
     has_begun: bool = False  # it had begun when the run was parked or its process died, and begins again on resume
     overtime: list[JsonObject] = field(default_factory=list)
     cut_off_ms: int = 0  # used by the cut-off try, if the next one has only the rest
@@ -110,6 +113,11 @@ class StepState:
     @property
     def has_passed(self) -> bool:
         return self.status is Status.SUCCEEDED or (self.continues and self.status.is_bad)
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the step ended before the run began: it is kept or left out."""
+        return self.kept_from is not None or self.reason is Reason.NOT_CHOSEN
 
     @property
     def effects(self) -> SideEffects:
@@ -389,11 +397,20 @@ def restore_secrets(run: StoredRun, kept: WorkflowFile) -> WorkflowFile:
         message = f"{why}, which cannot be read: {error.strerror}"
         raise Failure("FILE_NOT_FOUND", message, suggestion="put the file back, then resume the run") from None
     workflow = None if loaded.workflow is None else keep_steps(loaded.workflow, kept.steps)
+    if workflow is not None:
+        workflow = keep_outputs(workflow, kept.outputs)
     written = None if workflow is None else workflow.model_dump(exclude_unset=True)
     if workflow is None or not is_same(without_mark(run.workflow), written):
         hint = "put the file back as it was, or begin a new run"
         raise Failure("WORKFLOW_INVALID", f"{why}, which has changed since", suggestion=hint)
     return workflow
+
+
+def unstarted_state(workflow: WorkflowFile, name: str) -> StepState:
+    step = workflow.steps[name]
+    continues = step.continue_on_failure or workflow.defaults.continue_on_failure
+    timeout_ms, is_finally = step_timeout_ms(workflow, step), name in workflow.finally_
+    return StepState(name, step.type, timeout_ms=timeout_ms, continues=continues, is_finally=is_finally)
 
 
 # In place of the name of a signal.
@@ -403,6 +420,10 @@ CANCEL = "cancel"
 def describe_steps(run_id: str, name: str, states: Mapping[str, StepState]) -> dict[str, object]:
     steps = {step_id: state.to_answer() for step_id, state in states.items()}
     return {"run_id": run_id, "name": name, "steps": steps, **lists_of(states)}
+
+
+def rerun_command(run_id: str) -> str:
+    return f"shotclock run --rerun-failed {run_id}"
 
 
 def commands_for(run_id: str, where: str = "") -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import re
 import traceback
@@ -28,6 +27,7 @@ from ..providers.workflow import RunFile, WorkflowStep
 from ..runtime.call import Call
 from . import templates
 from .artifacts import keep_artifacts
+from .kept_items import digest_of, match_items, record_finished
 from .lint import approved_files, inner_workflow
 from .plan import (
     groups_of,
@@ -466,11 +466,9 @@ class _Items:
         outer = run.slots if STEP_TYPES[step.type].takes_slot else None
         self._slots = ParallelSlots(min(ITEMS_AT_ONCE, run.workflow.max_parallelism), outer)
         self._parts = [StepState(f"{work.name}[{number}]", step.type) for number in range(len(items))]
-        self._digests = [hashlib.sha256(as_text(item).encode("utf-8", "surrogatepass")).hexdigest() for item in items]
-        for number, (written, digest) in enumerate(zip(state.parts, self._digests, strict=False)):
-            if written.get("item") == digest:  # the record of this very item
-                self._parts[number] = StepState.from_record(written)
-        state.parts = []
+        self._digests = [digest_of(item) for item in items]
+        for number, written in match_items(state.parts, self._digests).items():
+            self._parts[number] = StepState.from_record({**written, "id": self._parts[number].id})
         self._is_clean_up = run.call.winding_down is not None  # no other step begins then
 
     async def carry_out(self) -> Status:
@@ -492,8 +490,18 @@ class _Items:
                 later = (part if part.status.is_final else part.to_parked() for part in parts)
                 records = [self._to_record(number, part) for number, part in enumerate(later)]
                 state.parts = records if self._executor.find_excess(records) is None else []
+            else:
+                self._keep_finished()
             raise
         return self._judge()
+
+    def _keep_finished(self) -> None:
+        """Note which items succeeded, for a run that continues this one."""
+        state, transforms = self._work.state, self._work.step.transform is not None
+        state.kept_items = sum(part.kept_from is not None for part in self._parts)
+        is_recorded = self._run.record_item is not None and (transforms or state.output is not None)
+        records = record_finished(self._parts, self._digests, with_outputs=transforms) if is_recorded else []
+        state.parts = records if not transforms or self._executor.find_excess(records) is None else []
 
     async def _carry_out_item(self, number: int) -> None:
         part, work, item = self._parts[number], self._work, self._items[number]
@@ -538,7 +546,9 @@ class _Items:
         try:
             state.output = self._executor.check_size([part.output for part in parts])
         except ValueError as unfit:
+            state.parts = []
             raise StepFailed("OUTPUT_INVALID", f"the outputs of all items together: {unfit}", "step/output") from None
+        self._keep_finished()
         bad = [number for number, part in enumerate(parts) if part.status.is_bad]
         if not bad:
             return self._judge_skipped()
