@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...core.value_types import field, record
+from ...core.visible_text import looks_secret
 from ..lint import lint
 from ..loader import Finding, load_text
 from ..schema import STEP_NAME_LIMIT
@@ -235,3 +236,12 @@ def note_unknown(
             draft.lose((*path, key), why[key])
         elif key not in known:
             draft.lose((*path, key), "is not known here, and was left out")
+
+
+def secrets_in(script: str, known: Collection[str]) -> dict[str, str]:
+    """Return the `env` that hands on the secrets of the environment that a command names."""
+    named = dict.fromkeys(_VARIABLE.findall(script))
+    return {name: f"${{{name}-}}" for name in named if name not in known and looks_secret(name)}
+
+
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
