@@ -76,7 +76,7 @@ def draft_of(tree: Tree) -> Draft:
 
 class _FileDraft:
     def __init__(self, draft: Draft, document: dict[str, Any]) -> None:
-        env = {key: text for key, text in mapping_at(draft, document, "env", ()).items() if is_scalar(text)}
+        env = {key: text for key, text in mapping_at(document, "env").items() if is_scalar(text)}
         self.file, self.draft, self.document = ForeignFile(draft, document, env=env), draft, document
 
     def convert(self) -> Draft:
@@ -99,7 +99,7 @@ class _FileDraft:
     def _convert_triggers(self) -> None:
         triggers = self.document.get("on")
         named = triggers if isinstance(triggers, dict) else {}
-        events = list(named) or [each for each in list_at(self.draft, self.document, "on", ()) if isinstance(each, str)]
+        events = list(named) or [each for each in list_at(self.document, "on") if isinstance(each, str)]
         if others := [event for event in events if event not in ("workflow_dispatch", "workflow_call")]:
             self.draft.lose(("on",), f"nothing starts a run by itself here: {', '.join(map(str, others))[:100]}")
         made: dict[str, Any] = {}
@@ -175,7 +175,7 @@ class _JobDraft:
             self.draft.lose((*self.path, "continue-on-error"), "jobs that need it do not run after its failure")
         self.runs = [(number, step) for number, step in enumerate(steps) if self._is_run(number, step, steps)]
         self.artifacts: dict[int, list[str]] = {}  # by the number of the step
-        env = {key: text for key, text in mapping_at(self.draft, job, "env", self.path).items() if is_scalar(text)}
+        env = {key: text for key, text in mapping_at(job, "env").items() if is_scalar(text)}
         self.own_env, self.env = env, {**file.env, **env}
 
     def convert(self) -> Job:
@@ -192,9 +192,10 @@ class _JobDraft:
             )
             prefix = slug("-".join([self.id, *of_values]))
             place = Place(self.file, self.path, values, self.env, self.file.jobs, self.made, _needs_of(self.job))
+            self._check_system(place)
             self.made.exits += self._add_steps(prefix, place, entry, native)
         last = place if self.runs and len(combinations) == 1 and native is None else None
-        for name, text in mapping_at(self.draft, self.job, "outputs", self.path).items():
+        for name, text in mapping_at(self.job, "outputs").items():
             if last is not None and isinstance(text, str):
                 try:
                     parts = list(Converter(last.lookup, last.status).text(text))
@@ -203,6 +204,15 @@ class _JobDraft:
                 except Unconvertible as reason:
                     self.draft.lose((*self.path, "outputs", name), f"{reason}")
         return self.made
+
+    def _check_system(self, place: Place) -> None:
+        wanted = self.job.get("runs-on")
+        labels = wanted if isinstance(wanted, list) else [wanted]
+        texts = [place.converter().template(each).lower() for each in labels if isinstance(each, str)]
+        if any(text.startswith("windows") for text in texts):
+            raise Unconvertible("runs on Windows")
+        if any(text.startswith("macos") for text in texts):
+            self.draft.differ((*self.path, "runs-on"), "it runs on this machine, whatever its system is")
 
     def _is_run(self, number: int, step: dict[str, Any], steps: list[Any]) -> bool:
         if "run" in step:
@@ -236,7 +246,7 @@ class _JobDraft:
 
     def _combinations(self) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
         """Return the combinations, and the matrix if one step can have it as its own."""
-        strategy = mapping_at(self.draft, self.job, "strategy", self.path)
+        strategy = mapping_at(self.job, "strategy")
         matrix = strategy.get("matrix")
         if matrix is None:
             return [{}], None
@@ -374,7 +384,7 @@ class _JobDraft:
             raise Unconvertible("has no command")
         if found := _BEFORE.search(script):
             raise Unconvertible(f"hands something to later steps in a way that is not known here: {found[0]}")
-        env = {key: value for key, value in mapping_at(draft, step, "env", path).items() if is_scalar(value)}
+        env = {key: value for key, value in mapping_at(step, "env").items() if is_scalar(value)}
         place.env = {**self.env, **env}
         variables = place.variables({**self.own_env, **place.from_steps(), **env})
         if _VARIABLES.search(script):

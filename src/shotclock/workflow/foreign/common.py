@@ -78,7 +78,7 @@ class Draft:
 
     def refuse_step(self, name: str, reason: str) -> None:
         """Put a command in place of a step that fails with the reason, so that nothing runs as if it had succeeded."""
-        step = self.steps.get(name) or self.final[name]
+        step = self.steps[name] if name in self.steps else self.final[name]
         kept = {key: step[key] for key in ("depends_on", "accept_skipped", "if") if key in step}
         text = " ".join(f"this step was not converted: {reason}".split())[:300]
         made = {**kept, "exec": literal(f"echo {shlex.quote(text)} >&2\nexit 1")}
@@ -117,7 +117,7 @@ def checked(draft: Draft) -> Imported:
             reason = f"{elsewhere[0].field}: {elsewhere[0].message}"
             return Imported(draft.kind, None, draft.notes.in_order(), reason)
         for name, found in {str(each.path[1]): each for each in reversed(errors)}.items():
-            step = draft.steps.get(name) or draft.final[name]
+            step = draft.steps[name] if name in draft.steps else draft.final[name]
             if "if" in found.path[2:]:
                 step.pop("if", None)
             draft.refuse_step(name, found.message)
@@ -199,14 +199,12 @@ def both(*conditions: str | None) -> str | None:
 # --- keys of any type -----------------------------------------------------------------------------------
 
 
-def mapping_at(draft: Draft, holder: Mapping[str, Any], key: str, path: ForeignPath) -> dict[str, Any]:
-    """Return a mapping, or an empty one with a note."""
+def mapping_at(holder: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return a mapping, empty if there is none. Raises Unconvertible."""
     value = holder.get(key)
-    if isinstance(value, dict):
-        return value
-    if value is not None:
-        draft.lose((*path, key), f"should be a mapping, and is {quote(value)}")
-    return {}
+    if value is not None and not isinstance(value, dict):
+        raise Unconvertible(f"has `{key}`, which is no mapping: {quote(value)}")
+    return value or {}
 
 
 def text_at(draft: Draft, holder: Mapping[str, Any], key: str, path: ForeignPath) -> str | None:
@@ -218,12 +216,11 @@ def text_at(draft: Draft, holder: Mapping[str, Any], key: str, path: ForeignPath
     return None if value is None else scalar_text(value)
 
 
-def list_at(draft: Draft, holder: Mapping[str, Any], key: str, path: ForeignPath) -> list[Any]:
-    """Return a list, of one if it is a single value; or an empty one with a note."""
+def list_at(holder: Mapping[str, Any], key: str) -> list[Any]:
+    """Return a list, of one if it is a single value. Raises Unconvertible."""
     value = holder.get(key)
     if isinstance(value, dict):
-        draft.lose((*path, key), f"should be a list, and is {quote(value)}")
-        return []
+        raise Unconvertible(f"has `{key}`, which is no list: {quote(value)}")
     return [] if value is None else value if isinstance(value, list) else [value]
 
 

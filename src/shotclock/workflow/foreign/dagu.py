@@ -203,7 +203,7 @@ class _File:
     def _convert_env(self) -> None:
         for name in self.inputs:
             self.env[name] = f"{{{{ inputs.{name} }}}}"
-        for secret in list_at(self.draft, self.document, "secrets", ()):
+        for secret in list_at(self.document, "secrets"):
             if not isinstance(secret, dict) or not str(secret.get("name", "")).isidentifier():
                 raise FileRefused(f"a secret cannot be read: {quote(secret)}")
             key = secret.get("key") if secret.get("provider") == "env" else secret["name"]
@@ -211,13 +211,13 @@ class _File:
             self.draft.differ(("secrets",), "a secret is taken from a variable of the environment, which has to be set")
         self.env |= self._variables(self.document, (), dict(self.env))
         self.draft.top["env"] = self.env
-        files = [each for each in list_at(self.draft, self.document, "dotenv", ()) if isinstance(each, str)]
+        files = [each for each in list_at(self.document, "dotenv") if isinstance(each, str)]
         self.draft.top["env_file"] = [{"path": each, "optional": True} for each in files if each]
 
     def _variables(self, holder: dict[str, Any], path: ForeignPath, known: dict[str, str]) -> dict[str, str]:
         """Return the variables of a file or a step, in which earlier ones may stand."""
         written = holder.get("env")
-        entries = [written] if isinstance(written, dict) else list_at(self.draft, holder, "env", path)
+        entries = [written] if isinstance(written, dict) else list_at(holder, "env")
         made: dict[str, str] = {}
         for entry in entries:
             if isinstance(entry, str) and "=" in entry:
@@ -247,10 +247,11 @@ class _File:
         made, end = "", 0
         for found in _REFERENCE.finditer(text):
             name = found[1] or found[3]
-            if found[2] or (name in self.env and name not in self.inputs):
+            known = self.env.get(name, "")
+            if found[2] or (name not in self.inputs and ("{{" in known or "${" in known)):
                 raise Unconvertible(f"has a folder that is computed: {quote(text)}")
-            value = f"inputs.{name}" if name in self.inputs else f"env.{name}"
-            made += f"{literal(text[end : found.start()])}{{{{ {value} }}}}"
+            value = f"{{{{ inputs.{name} }}}}" if name in self.inputs else known or f"{{{{ env.{name} }}}}"
+            made += literal(text[end : found.start()]) + value
             end = found.end()
         return made + literal(text[end:])
 
@@ -335,7 +336,7 @@ class _File:
             step.ends = slug(step.name)
 
     def _convert_first(self) -> None:
-        handlers = _renamed(mapping_at(self.draft, self.document, "handler_on", ()))
+        handlers = _renamed(mapping_at(self.document, "handler_on"))
         script = self._tests(self.document.get("preconditions"))
         if script is not None:
             made = {"exec": f"{script} || {{ echo 'the preconditions are not met' >&2; exit 1; }}"}
@@ -559,7 +560,7 @@ class _File:
         return {"continue_on_failure": True} if found.get("failure") is True else {}
 
     def _retry(self, part: dict[str, Any], path: ForeignPath) -> dict[str, Any] | None:
-        written = _renamed(mapping_at(self.draft, part, "retry_policy", path))
+        written = _renamed(mapping_at(part, "retry_policy"))
         if not written:
             return None
         limit, pause = written.get("limit"), written.get("interval_sec", 0)
@@ -589,7 +590,7 @@ class _File:
 
     def _convert_handlers(self, steps: dict[str, _Step]) -> None:
         draft = self.draft
-        handlers = _renamed(mapping_at(draft, self.document, "handler_on", ()))
+        handlers = _renamed(mapping_at(self.document, "handler_on"))
         ends = [step.ends for step in steps.values()]
         waited = {name for step in draft.steps.values() for name in step.get("depends_on", [])}
         for kind, written in handlers.items():

@@ -104,7 +104,7 @@ class _File:
         if not scalar_text(document.get("version", "3")).startswith("3"):
             raise FileRefused(f"Taskfiles of version {quote(document['version'])} are not known; there is version 3")
         self.tasks = {name: self._read_task(name, task) for name, task in tasks.items()}
-        self.vars = mapping_at(draft, document, "vars", ())
+        self.vars = mapping_at(document, "vars")
         self.computed: dict[str, set[str]] = {}  # the steps of global variables, and the tasks that use them
         self.once: dict[tuple[str, str, str], list[str]] = {}  # the ends of tasks that run once
         self.required: dict[str, None] = {}
@@ -152,15 +152,11 @@ class _File:
         return draft
 
     def _aliases(self, name: str) -> list[str]:
-        return [
-            each
-            for each in list_at(self.draft, self.tasks[name] or {}, "aliases", ("tasks", name))
-            if isinstance(each, str)
-        ]
+        return [each for each in list_at(self.tasks[name] or {}, "aliases") if isinstance(each, str)]
 
     def _env_files(self, holder: dict[str, Any], path: ForeignPath) -> list[dict[str, Any]]:
         """Return the files of variables. There, the first one wins."""
-        files = [each for each in list_at(self.draft, holder, "dotenv", path) if isinstance(each, str)]
+        files = [each for each in list_at(holder, "dotenv") if isinstance(each, str)]
         if files:
             self.draft.differ((*path, "dotenv"), "these variables count before those of the environment")
         known = [known_text(each, self._no_variables) for each in files]
@@ -173,7 +169,7 @@ class _File:
         return scalar_text(value)
 
     def _static_env(self) -> dict[str, Any]:
-        written = mapping_at(self.draft, self.document, "env", ())
+        written = mapping_at(self.document, "env")
         fixed = {key: scalar_text(each) for key, each in written.items() if is_scalar(each)}
         self.env = {key: each for key, each in written.items() if key not in fixed or "{{" in fixed[key]}
         return {key: literal_variable(text) for key, text in fixed.items() if "{{" not in text}
@@ -290,7 +286,7 @@ class _TaskDraft:
     def convert(self, after: list[str]) -> list[str]:
         call, task, path = self.call, self.task, self.call.path
         self.after = after
-        own = mapping_at(self.draft, task, "vars", path)
+        own = mapping_at(task, "vars")
         for name in self._required():
             if name not in own and name not in call.variables and name not in self.file.vars:
                 self.file.required[name] = None
@@ -299,7 +295,7 @@ class _TaskDraft:
                 **call.variables,
                 name: self.file.value(call, written, f"{call.prefix}-var-{name}", self.after),
             }
-        env = {**self.file.env, **mapping_at(self.draft, task, "env", path)}
+        env = {**self.file.env, **mapping_at(task, "env")}
         for name, written in env.items():
             call.env[name] = self._variable(name, written)
         self._ask()
@@ -307,13 +303,13 @@ class _TaskDraft:
         self._decide([text for text in [text_at(self.draft, task, "if", path)] if text], "if", is_needed=True)
         self._check_platforms()
         ends: list[str] = []
-        for number, dep in enumerate(list_at(self.draft, task, "deps", path)):
+        for number, dep in enumerate(list_at(task, "deps")):
             for task_name, variables, condition in self._calls(dep, (*path, "deps", number)):
                 ends += self._expand(task_name, variables, condition)
         self.after = ends or self.after
         self._check_preconditions()
         self._decide(self._texts("status"), "status", is_needed=False)
-        cmds = list_at(self.draft, task, "cmds", path) + list_at(self.draft, task, "cmd", path)
+        cmds = list_at(task, "cmds") + list_at(task, "cmd")
         for number, cmd in enumerate(cmds):
             self._add_command(cmd, (*path, "cmds", number))
         self._flush()
@@ -336,15 +332,15 @@ class _TaskDraft:
         return literal_variable(value) if isinstance(value, str) else ""
 
     def _texts(self, key: str) -> list[str]:
-        found = list_at(self.draft, self.task, key, self.call.path)
+        found = list_at(self.task, key)
         if not all(isinstance(each, str) for each in found):
             raise Unconvertible(f"has a {key} that is no list of commands")
         return found
 
     def _required(self) -> dict[str, list[Any]]:
-        found = mapping_at(self.draft, self.task, "requires", self.call.path)
+        found = mapping_at(self.task, "requires")
         made: dict[str, list[Any]] = {}
-        for each in list_at(self.draft, found, "vars", (*self.call.path, "requires")):
+        for each in list_at(found, "vars"):
             part = each if isinstance(each, dict) else {"name": each}
             if not isinstance(part.get("name"), str) or not part["name"].isidentifier():
                 raise Unconvertible(f"requires {quote(each)}")
@@ -365,7 +361,7 @@ class _TaskDraft:
             self._add(f"{' || '.join(tests)} || {{ echo {shlex.quote(what)} >&2; exit 1; }}", "check")
 
     def _check_preconditions(self) -> None:
-        for each in list_at(self.draft, self.task, "preconditions", self.call.path):
+        for each in list_at(self.task, "preconditions"):
             part = {"sh": each} if isinstance(each, str) else each
             if not isinstance(part, dict) or not isinstance(part.get("sh"), str):
                 raise Unconvertible(f"has a precondition that is no command: {quote(each)}")
@@ -376,7 +372,7 @@ class _TaskDraft:
             self._add(script, "check")
 
     def _check_platforms(self) -> None:
-        if pattern := _pattern_of(list_at(self.draft, self.task, "platforms", self.call.path)):
+        if pattern := _pattern_of(list_at(self.task, "platforms")):
             test = f'case "$(uname -s)/$(uname -m)" in {pattern}) true;; *) false;; esac'
             self._decide([test], "platforms", is_needed=True)
 
@@ -425,8 +421,8 @@ class _TaskDraft:
         lines = []
         for key, command in (("set", "set -o"), ("shopt", "shopt -s")):
             names = {"e": "errexit", "u": "nounset", "x": "xtrace", "f": "noglob", "a": "allexport", "n": "noexec"}
-            for holder, path in ((self.file.document, ()), (self.task, self.call.path)):
-                for each in list_at(self.draft, holder, key, path):
+            for holder in (self.file.document, self.task):
+                for each in list_at(holder, key):
                     if not isinstance(each, str) or not re.fullmatch("[a-z_]+", each):
                         raise Unconvertible(f"sets an option that is not known: {quote(each)}")
                     lines.append(f"{command} {names.get(each, each)}\n")
@@ -453,7 +449,7 @@ class _TaskDraft:
             note_unknown(
                 self.draft, part, {"cmd", "silent", "ignore_error", "platforms", "if", "for", "set", "shopt"}, path, {}
             )
-            pattern = _pattern_of(list_at(self.draft, part, "platforms", path))
+            pattern = _pattern_of(list_at(part, "platforms"))
             for variables in self._items(part, path):
                 self._write(part, pattern, variables)
         else:
@@ -499,7 +495,7 @@ class _TaskDraft:
         for item in self._items(part, path):
             outer, self.call.variables = self.call.variables, {**self.call.variables, **item}
             name = self._known(part["task"]).removeprefix(":")
-            given = mapping_at(self.draft, part, "vars", path)
+            given = mapping_at(part, "vars")
             values = {
                 key: self.file.value(self.call, each, f"{self.call.prefix}-{key}", self.after)
                 for key, each in given.items()
