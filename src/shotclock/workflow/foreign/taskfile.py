@@ -236,7 +236,8 @@ class _File:
         return Expression(f"outputs['{self.draft.add(made, step, call.path)}']")
 
     def _step(self, call: _Call, script: str, after: list[str]) -> dict[str, Any]:
-        waits = list(dict.fromkeys([*after, *sorted(call.used)]))
+        used = call.used.union(*(_steps_in(Expression(text)) for text in call.env.values()))
+        waits = list(dict.fromkeys([*after, *sorted(used)]))
         call.used.clear()
         made: dict[str, Any] = {"exec": script, "depends_on": waits, "accept_skipped": True if waits else None}
         made["if"] = both(*call.conditions)
