@@ -13,6 +13,7 @@ from . import actions_expressions as expressions
 from .actions_expressions import Converter, parse, static
 from .actions_names import ForeignFile, Job, Place, Step, sole_expression
 from .common import (
+    STEPS_LIMIT,
     Draft,
     FileRefused,
     ForeignPath,
@@ -46,10 +47,12 @@ _JOB_LOST = {
 }
 _STEP_KEYS = {"id", "name", "if", "run", "shell", "working-directory", "env", "timeout-minutes", "continue-on-error"}
 _TYPES = {"string": "string", "boolean": "boolean", "number": "number", "choice": "string", "environment": "string"}
-ONE_WORD = "a value in a command is one word of data here; there, it is a part of the command"
+_ONE_WORD = "a value in a command is one word of data here; there, it is a part of the command"
 _OUTPUT = re.compile(r"\$GITHUB_OUTPUT\b|\$\{GITHUB_OUTPUT\}")
 _VARIABLES = re.compile(r"\$GITHUB_ENV\b|\$\{GITHUB_ENV\}")
-_WRITTEN = re.compile(r"""^\s*echo\s+["']?([A-Za-z_]\w*)=.*>>\s*"?(?:\$GITHUB_ENV\b|\$\{GITHUB_ENV\})"?\s*$""", re.M)
+_WRITTEN = re.compile(
+    r"""^[ \t]*echo[ \t]+["']?([A-Za-z_]\w*)=.*>>[ \t]*"?(?:\$GITHUB_ENV\b|\$\{GITHUB_ENV\})"?[ \t]*$""", re.M
+)
 _BEFORE = re.compile(r"\$\{?GITHUB_(PATH|STATE)\b|::(set-output|set-env|save-state|add-path)\b")
 
 
@@ -82,8 +85,8 @@ class _FileDraft:
     def convert(self) -> Draft:
         draft, document = self.draft, self.document
         jobs = document.get("jobs")
-        if not isinstance(jobs, dict) or not jobs:
-            raise FileRefused("`jobs` should be a mapping of jobs")
+        if not isinstance(jobs, dict) or not 0 < len(jobs) <= STEPS_LIMIT:
+            raise FileRefused(f"`jobs` should be a mapping of 1 to {STEPS_LIMIT} jobs")
         note_unknown(draft, document, _TOP_KEYS, (), {})
         draft.top["name"] = text_at(draft, document, "name", ())
         self._convert_triggers()
@@ -99,7 +102,8 @@ class _FileDraft:
     def _convert_triggers(self) -> None:
         triggers = self.document.get("on")
         named = triggers if isinstance(triggers, dict) else {}
-        events = list(named) or [each for each in list_at(self.document, "on") if isinstance(each, str)]
+        listed = [] if isinstance(triggers, dict) else list_at(self.document, "on")
+        events = list(named) or [each for each in listed if isinstance(each, str)]
         if others := [event for event in events if event not in ("workflow_dispatch", "workflow_call")]:
             self.draft.lose(("on",), f"nothing starts a run by itself here: {', '.join(map(str, others))[:100]}")
         made: dict[str, Any] = {}
@@ -110,7 +114,7 @@ class _FileDraft:
                 part = part if isinstance(part, dict) else {}
                 self.file.inputs[name] = kind = _TYPES.get(str(part.get("type", "string")), "string")
                 default = part.get("default", {"boolean": False, "string": ""}.get(kind))
-                input_ = {
+                input_: dict[str, Any] = {
                     "type": kind,
                     "description": text_at(self.draft, part, "description", ("on", event, "inputs", name)),
                 }
@@ -219,7 +223,7 @@ class _JobDraft:
             return True
         uses, path = str(step.get("uses", "")), (*self.path, "steps", number)
         action = uses.partition("@")[0]
-        with_ = step.get("with") if isinstance(step.get("with"), dict) else {}
+        with_ = mapping_at(step, "with")
         if action == "actions/checkout" and not with_.keys() & {"repository", "ref", "path", "submodules", "lfs"}:
             self.draft.differ(path, "nothing is checked out: a run uses the files that are there")
         elif action in ("actions/cache", "actions/cache/restore", "actions/cache/save"):
@@ -327,7 +331,9 @@ class _JobDraft:
         since: list[str] = []  # the steps with a status function since the last one without
         for number, step in self.runs:
             path = (*self.path, "steps", number)
-            text = next((str(step[key]) for key in ("id", "name") if is_scalar(step.get(key)) and step.get(key)), "")
+            text = next(
+                (str(step[key])[:100] for key in ("id", "name") if is_scalar(step.get(key)) and step.get(key)), ""
+            )
             text = re.sub(r"\$\{\{.*?\}\}", "", text)
             name = prefix if len(self.runs) == 1 else f"{prefix}-{slug(text)[:40] if text else number + 1}"
             name = self.draft.name(name)
@@ -405,9 +411,7 @@ class _JobDraft:
             script = f'export GITHUB_OUTPUT="$SHOTCLOCK_OUTPUT"\n{script}'
         converted = place.converter().template(script)
         if "${{" in script and "{{" in converted:
-            draft.differ(
-                (*path, "run"), "a value in a command is one word of data here; there, it is a part of the command"
-            )
+            draft.differ((*path, "run"), _ONE_WORD)
         shell = self._setting(step, "shell")
         made["exec"], made["shell"] = _with_shell(converted, shell)
         folder = self._setting(step, "working-directory")
@@ -425,7 +429,7 @@ class _JobDraft:
         made["description"] = name if isinstance(name, str) and "${{" not in name else None
         made["matrix"] = native
         made["artifacts"] = step.get("artifacts")
-        return {key: value for key, value in made.items() if value not in (None, {})}
+        return {key: value for key, value in made.items() if value is not None and value != {}}
 
     def _setting(self, step: dict[str, Any], key: str) -> str | None:
         """Return a setting of the step, else of `defaults.run` of the job or the file."""

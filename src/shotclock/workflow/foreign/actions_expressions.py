@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from .common import Unconvertible, in_quotes, literal, scalar_text
 
-DEPTH_LIMIT = 40
+DEPTH_LIMIT, TOKENS_LIMIT = 40, 300
+INSIDE_LIMIT = 300  # expressions in one text
 STATUS_FUNCTIONS = ("success", "failure", "always", "cancelled")
 
 _TOKEN = re.compile(
@@ -79,6 +80,8 @@ class _Parser:
                 raise Unconvertible(f"has an expression that cannot be read: {text[at : at + 20]!r}")
             self._tokens.append((found.lastgroup, found[found.lastgroup]))
             at = found.end()
+            if len(self._tokens) > TOKENS_LIMIT:
+                raise Unconvertible("has an expression that is too long")
         self._tokens.append(("end", ""))
 
     def whole(self) -> Any:
@@ -234,6 +237,8 @@ class Converter:
     def text(self, text: str) -> Iterator[str | Term]:
         """Yield the parts of a text with expressions in it."""
         end = 0
+        if text.count("${{") > INSIDE_LIMIT:
+            raise Unconvertible(f"has more than {INSIDE_LIMIT} expressions in one text")
         for found in _INSIDE.finditer(text):
             if found.start() > end:
                 yield text[end : found.start()]

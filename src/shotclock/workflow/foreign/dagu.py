@@ -8,8 +8,10 @@ import shlex
 from typing import Any
 
 from ...core.value_types import field, record
+from ...providers.provider import STEP_TYPES
 from ..yaml_reader import Spot, Tree, quote
 from .common import (
+    STEPS_LIMIT,
     Draft,
     FileRefused,
     ForeignPath,
@@ -34,11 +36,10 @@ from .common import (
 from .result import Imported
 
 KIND = "dagu"
+TEXT_LIMIT = 200_000  # of a variable: it can double with each line of a file
 
 # The old names of keys, by the new ones.
-_OLD = {
-    "depend": "depends", "dir": "working_dir", "precondition": "preconditions", "run": "call", "executor": "executor",
-}  # fmt: skip
+_OLD = {"depend": "depends", "dir": "working_dir", "precondition": "preconditions", "run": "call"}
 _TOP_KEYS = {"name", "description", "group", "dotenv", "working_dir", "env", "secrets", "params", "steps", "type"}
 _TOP_KEYS |= {"handler_on", "preconditions", "timeout_sec", "max_active_steps", "max_active_runs", "shell", "tags"}
 _TOP_KEYS |= {"hist_retention_days", "hist_retention_runs", "log_dir", "log_output", "labels", "otel", "run_config"}
@@ -74,7 +75,10 @@ def looks_like(document: object, file_name: str) -> bool:
     steps = document["steps"]
     steps = list(steps.values()) if isinstance(steps, dict) else steps
     keys = {_new_name(key) for step in steps if isinstance(step, dict) for key in step}
-    return bool(keys & {"command", "script", "depends", "continue_on", "retry_policy"}) and "exec" not in keys
+    kinds = {step.get("type") for step in steps if isinstance(step, dict) and isinstance(step.get("type"), str)}
+    if keys & {"exec", "depends_on"} or kinds & (STEP_TYPES.keys() - {"command"}):
+        return False
+    return bool(keys & {"command", "script", "depends", "continue_on", "retry_policy"})
 
 
 def convert(tree: Tree, file_name: str) -> Imported:
@@ -128,6 +132,7 @@ class _File:
         self.env: dict[str, str] = {}  # of the file, as templates of ours
         self.outputs: dict[str, str] = {}  # variables, and the step that prints them
         self.first: list[str] = []  # our steps before all others
+        self.reserved: set[str] = set()  # the names of all steps
 
     def convert(self) -> Draft:
         draft, document = self.draft, self.document
@@ -147,7 +152,8 @@ class _File:
             draft.top["concurrency"] = {"group": draft.top["name"], "on_conflict": "wait"}
         elif document.get("max_active_runs") not in (None, 0):
             draft.lose(("max_active_runs",), "several runs at a time do not wait for each other")
-        draft.top["defaults"] = defaults = {"timeout": "0s"}
+        defaults: dict[str, Any] = {"timeout": "0s"}
+        draft.top["defaults"] = defaults
         if shell := self._shell(document.get("shell")):
             defaults["shell"] = shell
         if folder := text_at(draft, document, "working_dir", ()):
@@ -240,6 +246,8 @@ class _File:
             made += literal_variable(text[end : found.start()])
             made += known.get(name, f"${{{name}-}}" if name.isidentifier() else "")
             end = found.end()
+            if len(made) > TEXT_LIMIT:
+                raise Unconvertible("has variables that are too long")
         return made + literal_variable(text[end:])
 
     def _folder(self, text: str) -> str:
@@ -286,6 +294,8 @@ class _File:
             listed, keys = written, list(range(len(written)))
         else:
             raise FileRefused("`steps` should be a list or a mapping of steps")
+        if len(listed) > STEPS_LIMIT:
+            raise FileRefused(f"it has more than {STEPS_LIMIT} steps")
         kind = self.document.get("type", "chain")
         if kind not in ("graph", "chain"):
             raise FileRefused(f"a DAG of type {quote(kind)} is not known here")
@@ -329,11 +339,20 @@ class _File:
 
     def _find_outputs(self, steps: dict[str, _Step]) -> None:
         for step in steps.values():
+            step.ends = self._free(step.name)
+            self.reserved.add(step.ends)
             output = step.part.get("output")
             output = output.get("name") if isinstance(output, dict) else output
             if isinstance(output, str) and output.lstrip("$").isidentifier():
-                self.outputs[output.lstrip("$")] = step.name
-            step.ends = slug(step.name)
+                self.outputs[output.lstrip("$")] = step.ends
+
+    def _free(self, wanted: str) -> str:
+        """Return a name that no step has or will have."""
+        made, number = slug(wanted), 1
+        while made in self.reserved or made in self.draft.steps or made in self.draft.final:
+            number += 1
+            made = f"{slug(wanted)}-{number}"
+        return made
 
     def _convert_first(self) -> None:
         handlers = _renamed(mapping_at(self.document, "handler_on"))
@@ -341,11 +360,11 @@ class _File:
         if script is not None:
             made = {"exec": f"{script} || {{ echo 'the preconditions are not met' >&2; exit 1; }}"}
             self.draft.differ(("preconditions",), "where they are not met, the run fails and starts no step")
-            self.first = [self.draft.add(self.draft.name("preconditions"), made, ("preconditions",))]
+            self.first = [self.draft.add(self._free("preconditions"), made, ("preconditions",))]
         if "init" in handlers:
             step = self._read_step(handlers["init"], ("handler_on", "init"), 0)
             step.part.pop("name", None)
-            name = self.draft.name("on-init")
+            name = self._free("on-init")
             self._write(name, step, {"depends_on": list(self.first)} if self.first else {})
             self.first = [name]
 
@@ -358,16 +377,15 @@ class _File:
             made["accept_skipped"] = True
         elif any(accepted):
             self.draft.lose(step.path, "is skipped with the first of the steps before it that is skipped")
-        name = self.draft.name(step.name)
+        name = step.ends
         try:
             script = self._tests(step.part.get("preconditions"))
         except Unconvertible as reason:
             self.draft.add(name, made, step.path)
             self.draft.refuse_step(name, str(reason))
-            step.ends = name
             return
         if script is not None:
-            check = self.draft.name(f"{name}-check")
+            check = self._free(f"{name}-check")
             self.draft.add(
                 check,
                 {**made, **self._own_env(script, {}), "exec": f"if {script}; then echo yes; else echo no; fi"},
@@ -376,7 +394,6 @@ class _File:
             made["depends_on"] = [*waits, check]
             made["if"] = both(f"{output_of(check)} == 'yes'")
         self._write(name, step, made)
-        step.ends = name
 
     def _tests(self, written: Any) -> str | None:
         """Return preconditions as a command that succeeds if all are met."""
@@ -513,7 +530,7 @@ class _File:
             name = found[1]
             if name not in self.outputs:
                 raise Unconvertible(f"uses {found[0]}")
-            value = f"outputs['{slug(self.outputs[name])}']{found[2]}"
+            value = f"outputs['{self.outputs[name]}']{found[2]}"
             made += f"{literal(text[end : found.start()])}{{{{ {value} }}}}"
             end = found.end()
         return made + literal(text[end:])
@@ -528,7 +545,7 @@ class _File:
         """Return the `env` of a step: with the outputs and secrets that its command names."""
         named = {found[1] or found[3] for found in _REFERENCE.finditer(script) if not found[2]}
         made = {
-            name: f"{{{{ steps['{slug(step)}'].output | default('', true) }}}}"
+            name: f"{{{{ steps['{step}'].output | default('', true) }}}}"
             for name, step in self.outputs.items()
             if name in named
         }
@@ -601,7 +618,7 @@ class _File:
                 draft.lose(path, "a run that is stopped has no handler of its own")
                 continue
             step = self._read_step(written, path, 0)
-            name = draft.name(f"on-{kind}")
+            name = self._free(f"on-{kind}")
             if kind == "success":
                 last = [each for each in ends if each not in waited]
                 self._write(name, step, {"depends_on": last, "accept_skipped": True})

@@ -33,7 +33,8 @@ from .result import Imported
 from .taskfile_templates import Expression, Value, known_text, template_of, value_of
 
 KIND = "taskfile"
-CALLS_LIMIT = 20  # tasks inside each other
+DEPTH_LIMIT = 20  # tasks inside each other
+WORK_LIMIT = 5_000  # calls and uses of global variables: both can double with each line of a file
 
 _TOP_KEYS = {"version", "tasks", "vars", "env", "dotenv", "silent", "output", "set", "shopt", "run", "interval"}
 _TOP_LOST = {
@@ -109,6 +110,7 @@ class _File:
         self.once: dict[tuple[str, str, str], list[str]] = {}  # the ends of tasks that run once
         self.required: dict[str, None] = {}
         self.resolving: list[str] = []
+        self.work = 0
 
     def _read_task(self, name: str, task: Any) -> dict[str, Any] | None:
         path = ("tasks", name)
@@ -126,7 +128,9 @@ class _File:
         draft, document = self.draft, self.document
         note_unknown(draft, document, _TOP_KEYS, (), _TOP_LOST)
         roots = [name for name, task in self.tasks.items() if task is not None and task.get("internal") is not True]
-        roots = [name for name in roots if "*" not in name or draft.lose(("tasks", name), "its name is a pattern")]
+        for name in [name for name in roots if "*" in name]:
+            draft.lose(("tasks", name), "it was left out: its name is a pattern")
+            roots.remove(name)
         if not roots:
             raise FileRefused("no task can be called")
         wanted: dict[str, Any] = {"type": "string", "description": f"the task: {', '.join(roots)}"[:300]}
@@ -174,6 +178,11 @@ class _File:
         self.env = {key: each for key, each in written.items() if key not in fixed or "{{" in fixed[key]}
         return {key: literal_variable(text) for key, text in fixed.items() if "{{" not in text}
 
+    def _count(self) -> None:
+        self.work += 1
+        if self.work > WORK_LIMIT:
+            raise FileRefused("its tasks or variables use each other too often")
+
     # --- variables
 
     def lookup(self, call: _Call, name: str) -> Value:
@@ -200,6 +209,7 @@ class _File:
         return Expression(f"(env.{name} | default(''))")
 
     def _global(self, call: _Call, name: str) -> Value:
+        self._count()
         if name in self.resolving:
             raise Unconvertible(f"uses the variable {name}, which uses itself")
         self.resolving.append(name)
@@ -248,12 +258,13 @@ class _File:
 
     def expand(self, call: _Call, after: list[str]) -> list[str]:
         """Write the steps of a call. Return those that end it."""
+        self._count()
         before = list(self.draft.steps)
         task = self.tasks.get(call.task)
         try:
             if task is None:
                 raise Unconvertible(f"calls {quote(call.task)}, which is not in this file")
-            if call.task in call.above or len(call.above) > CALLS_LIMIT:
+            if call.task in call.above or len(call.above) > DEPTH_LIMIT:
                 raise Unconvertible(f"calls {quote(call.task)} inside itself")
             kind = task.get("run", self.document.get("run", "always"))
             of_call = "" if kind == "once" else repr(sorted(call.variables.items(), key=lambda item: item[0]))
@@ -366,7 +377,8 @@ class _TaskDraft:
             part = {"sh": each} if isinstance(each, str) else each
             if not isinstance(part, dict) or not isinstance(part.get("sh"), str):
                 raise Unconvertible(f"has a precondition that is no command: {quote(each)}")
-            message = part.get("msg") if isinstance(part.get("msg"), str) else f"precondition not met: {part['sh']}"
+            given = part.get("msg")
+            message = given if isinstance(given, str) else f"precondition not met: {part['sh']}"
             script = (
                 self._text(f"(\n{part['sh']}\n) || {{ echo ") + self._text(shlex.quote(message)) + " >&2; exit 1; }"
             )

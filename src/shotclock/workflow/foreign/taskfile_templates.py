@@ -19,6 +19,9 @@ class Expression(NamedTuple):
 Value = str | list[Any] | Expression
 Lookup = Callable[[str], Value]  # raises Unconvertible
 
+TOKENS_LIMIT = 200
+INSIDE_LIMIT, TEXT_LIMIT = 300, 200_000  # templates in one text, and its characters
+
 _INSIDE = re.compile(r"\{\{-?((?:[^\"`}]|\"(?:[^\"\\]|\\.)*\"|`[^`]*`|\}(?!\}))*?)-?\}\}")
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>\"(?:[^\"\\]|\\.)*\"|`[^`]*`)|(?P<number>-?[0-9]+)|(?P<name>\.[A-Za-z_][\w.]*)"
@@ -30,6 +33,8 @@ def parts_of(text: str, lookup: Lookup) -> list[str | Expression]:
     """Return the parts of a text with templates. Raises Unconvertible."""
     made: list[str | Expression] = []
     end = 0
+    if text.count("{{") > INSIDE_LIMIT or len(text) > TEXT_LIMIT:
+        raise Unconvertible("has a text that is too long")
     for found in _INSIDE.finditer(text):
         made.append(text[end : found.start()])
         value = _Pipeline(found[1], lookup).value()
@@ -57,8 +62,13 @@ def value_of(text: str, lookup: Lookup) -> Value:
     """Return the value of a text: known, or one expression."""
     parts = parts_of(text, lookup)
     if all(isinstance(part, str) for part in parts):
-        return "".join(part for part in parts if isinstance(part, str))
+        known = "".join(part for part in parts if isinstance(part, str))
+        if len(known) > TEXT_LIMIT:
+            raise Unconvertible("has a text that is too long")
+        return known
     codes = [part.code if isinstance(part, Expression) else in_quotes(part) for part in parts]
+    if sum(map(len, codes)) > TEXT_LIMIT:
+        raise Unconvertible("has a text that is too long")
     return Expression(codes[0] if len(codes) == 1 else f"({' ~ '.join(codes)})")
 
 
@@ -81,6 +91,8 @@ class _Pipeline:
                 raise Unconvertible(f"has the template {{{{{text[:40]}}}}}")
             self._tokens.append((found.lastgroup, found[found.lastgroup]))
             at = found.end()
+            if len(self._tokens) > TOKENS_LIMIT:
+                raise Unconvertible("has a template that is too long")
         self._text = text
 
     def value(self) -> Value:
