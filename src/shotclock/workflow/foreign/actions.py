@@ -383,7 +383,7 @@ class _JobDraft:
     def _command(
         self, step: dict[str, Any], path: ForeignPath, place: Place, native: dict[str, Any] | None
     ) -> dict[str, Any]:
-        draft, made = self.draft, {}
+        draft = self.draft
         note_unknown(draft, step, _STEP_KEYS | {"artifacts"}, path, {})
         script = step["run"]
         if not isinstance(script, str) or not script.strip():
@@ -413,7 +413,8 @@ class _JobDraft:
         if "${{" in script and "{{" in converted:
             draft.differ((*path, "run"), _ONE_WORD)
         shell = self._setting(step, "shell")
-        made["exec"], made["shell"] = _with_shell(converted, shell)
+        exec_, words = _with_shell(converted, shell)
+        made: dict[str, Any] = {"exec": exec_, "shell": words}
         folder = self._setting(step, "working-directory")
         if folder is not None:
             made["cwd"] = place.converter().template(folder)

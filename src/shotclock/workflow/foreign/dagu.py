@@ -19,9 +19,7 @@ from .common import (
     both,
     checked,
     is_scalar,
-    list_at,
     literal,
-    literal_variable,
     mapping_at,
     may_write,
     new_draft,
@@ -29,14 +27,13 @@ from .common import (
     output_of,
     refusal_of,
     scalar_text,
-    secrets_in,
     slug,
     text_at,
 )
+from .dagu_variables import Variables
 from .result import Imported
 
 KIND = "dagu"
-TEXT_LIMIT = 200_000  # of a variable: it can double with each line of a file
 
 # The old names of keys, by the new ones.
 _OLD = {"depend": "depends", "dir": "working_dir", "precondition": "preconditions", "run": "call"}
@@ -59,9 +56,6 @@ _STEP_LOST = {"worker_selector": "it runs here", "shell_packages": "install them
 # What a step does with these is not known to a shell.
 _OTHER = ("call", "parallel", "container", "llm", "agent", "messages", "routes", "exec", "approval", "tools", "params")
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][\w-]*)((?:\.[\w-]+|\[\d+\])*)\}|\$([A-Za-z_]\w*)")
-_POSITION = re.compile(r"\$(?:([1-9])|\{([1-9])\})")
-_SUBSTITUTION = re.compile(r"`[^`]*`|\$\(")
 _HAS_PATH = re.compile(r"\$\{([A-Za-z_]\w*)\.[\w.-]+\}")
 
 
@@ -127,10 +121,7 @@ class _File:
         _rename_spots(draft.tree.spots)
         self.text = json.dumps(document)
         self.is_old = any(key in self.text for key in ('"continueOn"', '"handlerOn"', '"retryPolicy"', '"maxActive'))
-        self.inputs: dict[str, Any] = {}
-        self.positions: dict[str, str] = {}
-        self.env: dict[str, str] = {}  # of the file, as templates of ours
-        self.outputs: dict[str, str] = {}  # variables, and the step that prints them
+        self.variables = Variables(draft, self.document)
         self.first: list[str] = []  # our steps before all others
         self.reserved: set[str] = set()  # the names of all steps
 
@@ -141,8 +132,7 @@ class _File:
             if key in document:
                 raise FileRefused(f"`{key}` holds for all steps, and is not known here")
         draft.top |= {key: text_at(draft, document, key, ()) for key in ("name", "description")}
-        self._convert_params()
-        self._convert_env()
+        self.variables.convert()
         seconds = self._seconds(document, "timeout_sec", ())
         draft.top["timeout"] = None if seconds is None else f"{seconds}s"
         most = document.get("max_active_steps")
@@ -157,7 +147,7 @@ class _File:
         if shell := self._shell(document.get("shell")):
             defaults["shell"] = shell
         if folder := text_at(draft, document, "working_dir", ()):
-            defaults["cwd"] = self._folder(folder)
+            defaults["cwd"] = self.variables.folder(folder)
         steps = self._read_steps()
         self._find_outputs(steps)
         self._convert_first()
@@ -165,103 +155,6 @@ class _File:
             self._convert_step(step, steps)
         self._convert_handlers(steps)
         return draft
-
-    # --- values
-
-    def _convert_params(self) -> None:
-        written = self.document.get("params")
-        entries: list[Any] = [written] if isinstance(written, dict) else written if isinstance(written, list) else []
-        if isinstance(written, dict) and ("schema" in written or written.get("type") == "object"):
-            raise FileRefused("its params are a JSON Schema: write them as a list")
-        if isinstance(written, str):
-            try:
-                entries = shlex.split(written)
-            except ValueError:
-                raise FileRefused("its params cannot be read: a quotation mark is missing") from None
-        for number, entry in enumerate(entries):
-            name, default, part = "", entry, {}
-            if isinstance(entry, str) and (found := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", entry, re.DOTALL)):
-                name, default = found[1], found[2]
-            elif isinstance(entry, dict) and isinstance(entry.get("name"), str):
-                name, default, part = entry["name"], entry.get("default"), entry
-            elif isinstance(entry, dict):
-                for key, value in entry.items():
-                    self._add_param(key, value, {}, number)
-                continue
-            self._add_param(name, default, part, number)
-
-    def _add_param(self, name: str, default: Any, part: dict[str, Any], number: int) -> None:
-        position = str(len(self.inputs) + 1)
-        name = name if name.isidentifier() else f"param_{position}"
-        if not is_scalar(default):
-            raise FileRefused(f"the param {name} is no text")
-        text = scalar_text(default)
-        if _SUBSTITUTION.search(text):
-            raise FileRefused(f"the param {name} is computed by a command")
-        self.inputs[name] = {"type": "string", "default": text}
-        if part.get("required") is True and "default" not in part:
-            self.inputs[name] = {"type": "string", "required": True}
-        if lost := part.keys() & {"enum", "minimum", "maximum", "pattern", "min_length", "max_length"}:
-            self.draft.lose(("params", number), f"the value is not checked: {', '.join(sorted(lost))}")
-        self.positions[position] = name
-        self.draft.top.setdefault("inputs", {})[name] = self.inputs[name]
-
-    def _convert_env(self) -> None:
-        for name in self.inputs:
-            self.env[name] = f"{{{{ inputs.{name} }}}}"
-        for secret in list_at(self.document, "secrets"):
-            if not isinstance(secret, dict) or not str(secret.get("name", "")).isidentifier():
-                raise FileRefused(f"a secret cannot be read: {quote(secret)}")
-            key = secret.get("key") if secret.get("provider") == "env" else secret["name"]
-            self.env[secret["name"]] = f"${{{key}}}" if str(key).isidentifier() else f"${{{secret['name']}}}"
-            self.draft.differ(("secrets",), "a secret is taken from a variable of the environment, which has to be set")
-        self.env |= self._variables(self.document, (), dict(self.env))
-        self.draft.top["env"] = self.env
-        files = [each for each in list_at(self.document, "dotenv") if isinstance(each, str)]
-        self.draft.top["env_file"] = [{"path": each, "optional": True} for each in files if each]
-
-    def _variables(self, holder: dict[str, Any], path: ForeignPath, known: dict[str, str]) -> dict[str, str]:
-        """Return the variables of a file or a step, in which earlier ones may stand."""
-        written = holder.get("env")
-        entries = [written] if isinstance(written, dict) else list_at(holder, "env")
-        made: dict[str, str] = {}
-        for entry in entries:
-            if isinstance(entry, str) and "=" in entry:
-                entry = dict([entry.split("=", 1)])
-            if not isinstance(entry, dict) or not all(map(is_scalar, entry.values())):
-                raise Unconvertible(f"has a variable that cannot be read: {quote(entry)}")
-            for name, value in entry.items():
-                made[name] = self._value(scalar_text(value), {**known, **made})
-        return made
-
-    def _value(self, text: str, known: dict[str, str]) -> str:
-        """Return the value of a variable. References to others are replaced, as there."""
-        if _SUBSTITUTION.search(text):
-            raise Unconvertible(f"has a variable that is computed by a command: {quote(text)}")
-        made, end = "", 0
-        for found in _REFERENCE.finditer(text):
-            name = found[1] or found[3]
-            if found[2] or name in self.outputs:
-                raise Unconvertible(f"has a variable that is made of the output {found[0]}")
-            made += literal_variable(text[end : found.start()])
-            made += known.get(name, f"${{{name}-}}" if name.isidentifier() else "")
-            end = found.end()
-            if len(made) > TEXT_LIMIT:
-                raise Unconvertible("has variables that are too long")
-        return made + literal_variable(text[end:])
-
-    def _folder(self, text: str) -> str:
-        text = re.sub(r"^~(?=/|$)", "$HOME", text)
-        made, end = "", 0
-        for found in _REFERENCE.finditer(text):
-            name = found[1] or found[3]
-            known = self.env.get(name, "")
-            if found[2] or (name not in self.inputs and ("{{" in known or "${" in known)):
-                raise Unconvertible(f"has a folder that is computed: {quote(text)}")
-            value = f"{{{{ inputs.{name} }}}}" if name in self.inputs else known or f"{{{{ env.{name} }}}}"
-            made += literal(text[end : found.start()]) + value
-            end = found.end()
-        return made + literal(text[end:])
 
     def _shell(self, written: Any) -> list[str] | None:
         if written is None:
@@ -344,7 +237,7 @@ class _File:
             output = step.part.get("output")
             output = output.get("name") if isinstance(output, dict) else output
             if isinstance(output, str) and output.lstrip("$").isidentifier():
-                self.outputs[output.lstrip("$")] = step.ends
+                self.variables.outputs[output.lstrip("$")] = step.ends
 
     def _free(self, wanted: str) -> str:
         """Return a name that no step has or will have."""
@@ -388,7 +281,7 @@ class _File:
             check = self._free(f"{name}-check")
             self.draft.add(
                 check,
-                {**made, **self._own_env(script, {}), "exec": f"if {script}; then echo yes; else echo no; fi"},
+                {**made, **self.variables.own_env(script, {}), "exec": f"if {script}; then echo yes; else echo no; fi"},
                 step.path,
             )
             made["depends_on"] = [*waits, check]
@@ -403,7 +296,7 @@ class _File:
             part = {"condition": entry} if isinstance(entry, str) else entry
             if not isinstance(part, dict) or not isinstance(part.get("condition"), str):
                 raise Unconvertible(f"has a precondition that cannot be read: {quote(entry)}")
-            condition, expected = self._script(part["condition"]), part.get("expected")
+            condition, expected = self.variables.script(part["condition"]), part.get("expected")
             if expected is None:
                 command = condition.strip()
                 command = command[1:-1] if re.fullmatch(r"`[^`]*`", command) else command
@@ -411,7 +304,7 @@ class _File:
             elif isinstance(expected, str) and expected.startswith("re:"):
                 test = f"printf '%s\\n' {_quoted(condition)} | grep -Eq -- {shlex.quote(expected[3:])}"
             elif is_scalar(expected):
-                test = f"[ {_quoted(condition)} = {_quoted(self._script(scalar_text(expected)))} ]"
+                test = f"[ {_quoted(condition)} = {_quoted(self.variables.script(scalar_text(expected)))} ]"
             else:
                 raise Unconvertible(f"has a precondition that cannot be read: {quote(entry)}")
             made.append(f"! {{ {test}; }}" if part.get("negate") is True else test)
@@ -434,13 +327,13 @@ class _File:
                 raise Unconvertible(f"has the key `{key}`, which is not known here")
         note_unknown(draft, part, _STEP_KEYS, path, _STEP_LOST)
         made: dict[str, Any] = self._work(step, path)
-        env = self._variables(part, path, self.env)
+        env = self.variables.read(part, self.variables.env)
         if "exec" in made:
-            made |= self._own_env(made["exec"], env)
+            made |= self.variables.own_env(made["exec"], env)
         elif env:
             made["env"] = env
         if folder := text_at(draft, part, "working_dir", path):
-            made["cwd"] = self._folder(folder)
+            made["cwd"] = self.variables.folder(folder)
         seconds, limit = self._seconds(part, "timeout_sec", path), self._seconds(self.document, "timeout_sec", ())
         if seconds is not None and (limit is None or seconds < limit - 1):
             made["timeout"] = f"{seconds}s"
@@ -495,9 +388,9 @@ class _File:
                 shell, text = self._shell(command), script
             else:
                 text = _script_file(command, script)
-        made = {"exec": self._script(text)}
+        made = {"exec": self.variables.script(text)}
         streams = [
-            f"exec {mark}{_quoted(self._script(str(part[key])))}"
+            f"exec {mark}{_quoted(self.variables.script(str(part[key])))}"
             for key, mark in (("stdout", ">"), ("stderr", "2>"))
             if key in part
         ]
@@ -518,39 +411,6 @@ class _File:
         if all(" " in text.strip() for text in texts):
             return "\n".join(texts)
         raise Unconvertible("has a list that is several commands, or one command with arguments: write it as text")
-
-    def _script(self, text: str) -> str:
-        """Return a command: what Dagu fills in is a variable of the shell here, or a template."""
-        if self.positions:
-            text = _POSITION.sub(lambda found: self._position(found[1] or found[2], found[0]), text)
-        made, end = "", 0
-        for found in _REFERENCE.finditer(text):
-            if not found[2]:
-                continue
-            name = found[1]
-            if name not in self.outputs:
-                raise Unconvertible(f"uses {found[0]}")
-            value = f"outputs['{self.outputs[name]}']{found[2]}"
-            made += f"{literal(text[end : found.start()])}{{{{ {value} }}}}"
-            end = found.end()
-        return made + literal(text[end:])
-
-    def _position(self, number: str, written: str) -> str:
-        self.draft.differ(
-            ("params",), "$1 is the variable of an input here, also where the shell has it in single quotes"
-        )
-        return f"${{{self.positions[number]}}}" if number in self.positions else written
-
-    def _own_env(self, script: str, env: dict[str, str]) -> dict[str, Any]:
-        """Return the `env` of a step: with the outputs and secrets that its command names."""
-        named = {found[1] or found[3] for found in _REFERENCE.finditer(script) if not found[2]}
-        made = {
-            name: f"{{{{ steps['{step}'].output | default('', true) }}}}"
-            for name, step in self.outputs.items()
-            if name in named
-        }
-        made = {**secrets_in(script, {*self.env, *made, *env}), **made, **env}
-        return {"env": made} if made else {}
 
     def _http(self, part: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
         command = part.get("command")
