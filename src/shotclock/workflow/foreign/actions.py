@@ -159,7 +159,7 @@ class _FileDraft:
             needs = [step for each in _needs_of(written) for step in self.file.jobs[each].exits]
             name = draft.add(draft.name(job_id), _waiting([], needs), path)
             draft.refuse_step(name, f"the job {reason}")
-            self.file.jobs[job_id] = Job([name], [name])
+            self.file.jobs[job_id] = Job([name], [name], name)
 
 
 class _JobDraft:

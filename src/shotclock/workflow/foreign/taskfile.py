@@ -205,11 +205,16 @@ class _File:
             return Expression(f"inputs.{name}")
         if not name.isidentifier() or name in ("CHECKSUM", "TIMESTAMP", "EXIT_CODE", "CLI_ARGS_LIST", "MATCH"):
             raise Unconvertible(f"uses {{{{.{name}}}}}")
+        return self._from_environment(call, name)
+
+    def _from_environment(self, call: _Call, name: str) -> Value:
         self.draft.differ(call.path, f"{name} is taken from the environment")
         return Expression(f"(env.{name} | default(''))")
 
     def _global(self, call: _Call, name: str) -> Value:
         self._count()
+        if self.resolving[-1:] == [name]:  # `NAME: '{{.NAME | default "x"}}'` is the way to let a caller set it
+            return self._from_environment(call, name)
         if name in self.resolving:
             raise Unconvertible(f"uses the variable {name}, which uses itself")
         self.resolving.append(name)
