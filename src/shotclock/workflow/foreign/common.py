@@ -86,7 +86,7 @@ class Draft:
         self.lose(self.paths[name], f"was not converted, and fails instead: {reason}")
 
     def document(self) -> dict[str, Any]:
-        made = {key: value for key, value in self.top.items() if value is not None and value != {} and value != []}
+        made = {key: value for key, value in self.top.items() if value or isinstance(value, int)}
         made["steps"] = self.steps
         return {**made, "finally": self.final} if self.final else made
 

@@ -44,6 +44,7 @@ _TOP_LOST = {
 _TASK_KEYS = {"cmds", "cmd", "deps", "label", "desc", "summary", "aliases", "status", "preconditions", "dir", "set"}
 _TASK_KEYS |= {"shopt", "vars", "env", "dotenv", "silent", "internal", "prefix", "ignore_error", "run", "platforms"}
 _TASK_KEYS |= {"if", "requires", "prompt", "failfast"}
+_CMD_KEYS = {"cmd", "silent", "ignore_error", "platforms", "if", "for", "set", "shopt", "timeout"}
 _TASK_LOST = {
     "sources": "files are not compared: the task always runs",
     "generates": "files are not compared: the task always runs",
@@ -446,10 +447,14 @@ class _TaskDraft:
                     lines.append(f"{command} {names.get(each, each)}\n")
         return "".join(dict.fromkeys(lines))
 
-    def _flush(self) -> None:
+    def _flush(self, timeout: Any = None) -> None:
         if self.buffer:
             script, self.buffer = "\n".join(self.buffer), []
             name = self._add(self.prelude + script, "")
+            if timeout is not None:
+                if not isinstance(timeout, str) or not re.fullmatch(r"([0-9.]+(ms|h|m|s))+", timeout):
+                    raise Unconvertible(f"has a timeout that is not known: {quote(timeout)}")
+                self.draft.steps[name]["timeout"] = timeout
             if description := text_at(self.draft, self.task, "desc", self.call.path):
                 self.draft.steps[name]["description"] = description
 
@@ -464,12 +469,14 @@ class _TaskDraft:
             for task_name, variables, condition in self._calls(part, path):
                 self.after = self._expand(task_name, variables, condition)
         elif isinstance(part.get("cmd"), str):
-            note_unknown(
-                self.draft, part, {"cmd", "silent", "ignore_error", "platforms", "if", "for", "set", "shopt"}, path, {}
-            )
-            pattern = _pattern_of(list_at(part, "platforms"))
+            note_unknown(self.draft, part, _CMD_KEYS, path, {})
+            pattern, timeout = _pattern_of(list_at(part, "platforms")), part.get("timeout")
+            if timeout is not None:
+                self._flush()
             for variables in self._items(part, path):
                 self._write(part, pattern, variables)
+                if timeout is not None:
+                    self._flush(timeout)
         else:
             raise Unconvertible(f"has a command that is none: {quote(cmd)}")
 
