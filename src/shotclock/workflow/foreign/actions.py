@@ -294,7 +294,8 @@ class _JobDraft:
         """Return the keys of the first steps. A job with a condition has a step that decides for all of it."""
         place = Place(self.file, self.path, values, self.env, self.file.jobs, self.made, _needs_of(self.job))
         node, environment = _condition_of(self.job), self.job.get("environment")
-        is_asked = f"needs.{self.id}.result" in json.dumps(self.file.document)
+        text = json.dumps(self.file.document)
+        is_asked = f"needs.{self.id}.result" in text or "needs.*.result" in text
         specials = any(expressions.uses_status(_condition_of(step, quiet=True)) for _, step in self.runs)
         if node is None and not environment and not (needs and (specials or is_asked)):
             return _waiting([], needs)

@@ -79,10 +79,13 @@ class Draft:
     def refuse_step(self, name: str, reason: str) -> None:
         """Put a command in place of a step that fails with the reason, so that nothing runs as if it had succeeded."""
         step = self.steps[name] if name in self.steps else self.final[name]
-        kept = {key: step[key] for key in ("depends_on", "accept_skipped", "if") if key in step}
+        kept: dict[str, Any] = {key: step[key] for key in ("depends_on", "accept_skipped", "if") if key in step}
         text = " ".join(f"this step was not converted: {reason}".split())[:300]
-        made = {**kept, "exec": literal(f"echo {shlex.quote(text)} >&2\nexit 1")}
-        (self.steps if name in self.steps else self.final)[name] = made
+        made: dict[str, Any] = {**kept, "exec": literal(f"echo {shlex.quote(text)} >&2\nexit 1")}
+        if name in self.steps:
+            self.steps[name] = made
+        else:
+            self.final[name] = made
         self.lose(self.paths[name], f"was not converted, and fails instead: {reason}")
 
     def document(self) -> dict[str, Any]:

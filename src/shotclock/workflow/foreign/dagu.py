@@ -388,6 +388,8 @@ class _File:
                 shell, text = self._shell(command), script
             else:
                 text = _script_file(command, script)
+        if "\n" in text.strip() and "set -e" not in text:
+            self.draft.differ(path, "a command of several lines ends at the first one that fails")
         made = {"exec": self.variables.script(text)}
         streams = [
             f"exec {mark}{_quoted(self.variables.script(str(part[key])))}"
