@@ -108,7 +108,7 @@ class _File:
         self.tasks = {name: self._read_task(name, task) for name, task in tasks.items()}
         self.vars = mapping_at(document, "vars")
         self.computed: dict[str, set[str]] = {}  # the steps of global variables, and the tasks that use them
-        self.once: dict[tuple[str, str, str], list[str]] = {}  # the ends of tasks that run once
+        self.once: dict[tuple[str, ...], list[str]] = {}  # the ends of tasks that run once
         self.required: dict[str, None] = {}
         self.resolving: list[str] = []
         self.work = 0
@@ -274,7 +274,7 @@ class _File:
                 raise Unconvertible(f"calls {quote(call.task)} inside itself")
             kind = task.get("run", self.document.get("run", "always"))
             of_call = "" if kind == "once" else repr(sorted(call.variables.items(), key=lambda item: item[0]))
-            key = (call.root, call.task, of_call)
+            key = (call.root, call.task, of_call, *call.conditions)
             if kind in ("once", "when_changed") and key in self.once:
                 return [*after, *self.once[key]]
             ends = _TaskDraft(self, call, task).convert(after)
@@ -283,6 +283,7 @@ class _File:
         except Unconvertible as reason:
             for name in [name for name in self.draft.steps if name not in before and name not in self.computed]:
                 del self.draft.steps[name]
+            self.once = {key: ends for key, ends in self.once.items() if not set(ends) - self.draft.steps.keys()}
             for name in [name for name in self.draft.final if name.startswith(f"{call.prefix}-finally")]:
                 del self.draft.final[name]
             name = self.draft.name(call.prefix)
@@ -507,6 +508,8 @@ class _TaskDraft:
         step.pop("depends_on", None)
         step.pop("accept_skipped", None)
         name = self.draft.name(f"{self.call.prefix}-finally")
+        if name in self.draft.final:
+            raise FileRefused("it has too many commands with `defer`")
         self.draft.final[name], self.draft.paths[name] = step, path
         self.draft.differ(path, "runs at the end of the run, not at that of the task")
 
