@@ -50,15 +50,17 @@ class Draft:
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     final: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `finally`
     paths: dict[str, ForeignPath] = field(default_factory=dict)
-    said: set[str] = field(default_factory=set)
+    said: set[tuple[ForeignPath, str]] = field(default_factory=set)
 
     def lose(self, path: ForeignPath, message: str) -> None:
-        self.notes.add(path, message)
+        if (path, message) not in self.said:
+            self.said.add((path, message))
+            self.notes.add(path, message)
 
     def differ(self, path: ForeignPath, message: str) -> None:
         """Note a small difference, each once."""
-        if message not in self.said:
-            self.said.add(message)
+        if ((), message) not in self.said:
+            self.said.add(((), message))
             self.notes.add(path, message, is_lost=False)
 
     def name(self, wanted: str) -> str:
