@@ -10,13 +10,15 @@ import pytest
 
 from shotclock.core.clocks import NS_PER_MS, Deadline
 from shotclock.core.envelope import Envelope
+from shotclock.core.errors import Failure
 from shotclock.store.store import Store
 from shotclock.workflow.html_report import to_html
 from shotclock.workflow.loader import Finding, load_text
-from shotclock.workflow.plan import finally_reserve, plan_of, select_tagged
+from shotclock.workflow.plan import finally_reserve, plan_of
 from shotclock.workflow.report import report_of, to_junit, to_markdown
 from shotclock.workflow.run_context import Deadlines
 from shotclock.workflow.schema import WorkflowFile, json_schema
+from shotclock.workflow.step_choice import StepChoice, cut_down
 from tests.rows import row
 from tests.workflow.conftest import statuses, step
 
@@ -116,13 +118,15 @@ def test_only_finally_steps_may_use_the_status_of_the_run(linted: Lint) -> None:
     assert [found.suggestion for found in wrong] == ["did you mean 'code'?"]
 
 
-def test_tags_keep_the_finally_steps_that_use_no_step_that_is_left_out() -> None:
+def test_a_choice_of_steps_keeps_finally_and_is_refused_where_that_needs_a_step_that_is_left_out() -> None:
     text = """
 steps: {a: {exec: x, tags: t}, b: {exec: x}}
-finally: [{id: one, exec: 'echo {{ outputs.b }}'}, {id: two, exec: 'echo {{ steps.a.status }}'}]
+finally: [{id: one, exec: 'echo {{ %s }}'}, {id: two, exec: 'echo {{ steps.a.status }}'}]
 """
-    kept = select_tagged(read(text), ["t"])
-    assert (list(kept.steps), kept.finally_, kept.steps["two"].depends_on) == (["a", "two"], ["two"], [])
+    kept = cut_down(read(text % "run.status"), StepChoice(tags=("t",)))
+    assert (list(kept.steps), kept.finally_) == (["a", "one", "two"], ["one", "two"])
+    with pytest.raises(Failure, match="one of `finally` always runs, and uses b, which is left out"):
+        cut_down(read(text % "outputs.b"), StepChoice(tags=("t",)))
 
 
 def test_the_schema_has_finally_as_a_mapping_and_as_a_list() -> None:

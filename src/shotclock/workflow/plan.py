@@ -178,13 +178,7 @@ def keep_steps(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
     written["steps"] = {name: step for name, step in written["steps"].items() if name in names}
     if workflow.finally_:
         written["finally"] = [name for name in workflow.finally_ if name in names]
-        for name in written["finally"]:
-            kept = [entry for entry in workflow.steps[name].depends_on if needs(groups_of([entry])) <= {*names}]
-            written["steps"][name] = {**written["steps"][name], "depends_on": kept}
-    kept_outputs = set(outputs_without(workflow, gone))
-    if workflow.outputs:
-        written["outputs"] = {name: text for name, text in written["outputs"].items() if name in kept_outputs}
-    return WorkflowFile.model_validate(written)
+    return keep_outputs(WorkflowFile.model_validate(written), outputs_without(workflow, gone))
 
 
 def outputs_without(workflow: WorkflowFile, gone: Collection[str]) -> list[str]:

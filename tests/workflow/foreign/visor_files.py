@@ -1,7 +1,7 @@
 """The Visor files of these tests, and what is expected of each: its notes, or why it is refused.
 
-`expected.json` holds, by file, `refusal`, or `notes` as [line, key, lost]. `python visor_files.py` writes it anew; read
-the difference before it is committed.
+`visor_expected.json` holds, by file, `refusal`, or `notes` as [line, key, lost]. `python visor_files.py` writes it anew;
+read the difference before it is committed.
 """
 
 import json
@@ -12,7 +12,7 @@ from shotclock.core.errors import Failure
 from shotclock.workflow.foreign.importing import import_file
 
 FOLDER = Path(__file__).parent / "visor"
-EXPECTED = Path(__file__).parent / "expected.json"
+EXPECTED = Path(__file__).parent / "visor_expected.json"
 
 
 def names() -> list[str]:

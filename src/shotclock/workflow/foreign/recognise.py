@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..loader import SIZE_LIMIT
 from ..yaml_reader import Tree, read_tree
-from . import visor
+from . import actions, dagu, taskfile, visor
 from .result import Imported
 
 
@@ -22,6 +22,9 @@ class ForeignKind(NamedTuple):
 
 KINDS: dict[str, ForeignKind] = {
     "visor": ForeignKind("Visor", visor.looks_like, visor.convert),
+    "actions": ForeignKind("GitHub Actions", actions.looks_like, actions.convert),
+    "taskfile": ForeignKind("Task", taskfile.looks_like, taskfile.convert),
+    "dagu": ForeignKind("Dagu", dagu.looks_like, dagu.convert),
 }
 
 

@@ -1,0 +1,236 @@
+"""Files of other tools in the folders beside this test: what is noted, that the result is valid, and what it does."""
+
+import importlib
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from shotclock.core.envelope import Envelope
+from shotclock.workflow.foreign import common
+from shotclock.workflow.foreign.result import Imported
+from shotclock.workflow.lint import lint
+from shotclock.workflow.loader import load_text
+from shotclock.workflow.yaml_reader import read_tree
+
+HERE = Path(__file__).parent
+KINDS = {"actions": 15, "taskfile": 15, "dagu": 10}  # and how many files there are at least
+CASES = json.loads((HERE / "expected.json").read_text())
+RUNS = json.loads((HERE / "runs.json").read_text())
+ALL = frozenset({"finally", "ended", "tags", "concurrency"})
+Run = Callable[..., Envelope]
+
+
+def converter(kind: str) -> ModuleType:
+    return importlib.import_module(f"shotclock.workflow.foreign.{kind}")
+
+
+def imported(kind: str, name: str) -> Imported:
+    made: Imported = converter(kind).convert(read_tree((HERE / kind / name).read_text()), name)
+    return made
+
+
+def described(made: Imported) -> dict[str, Any]:
+    notes = [f"{note.line} {note.key} {'lost' if note.is_lost else 'differs'}: {note.message}" for note in made.notes]
+    return {"refusal": made.refusal, "notes": notes}
+
+
+def as_yaml(value: Any, indent: int = 0) -> str:
+    """Write a document as block mappings, with every text in double quotes."""
+    space = "  " * indent
+    if isinstance(value, dict) and value:
+        return "".join(f"{space}{json.dumps(key)}:{_inside(item, indent)}" for key, item in value.items())
+    if isinstance(value, list) and value:
+        return "".join(f"{space}-{_inside(item, indent)}" for item in value)
+    return f"{space}{json.dumps(value, ensure_ascii=False)}\n"
+
+
+def _inside(item: Any, indent: int) -> str:
+    return f"\n{as_yaml(item, indent + 1)}" if isinstance(item, dict | list) and item else f" {as_yaml(item)}"
+
+
+def mistakes(document: dict[str, Any], folder: Path) -> list[str]:
+    loaded = load_text(as_yaml(document).encode(), "flow.yaml", folder)
+    found = loaded.findings if loaded.workflow is None else lint(loaded)
+    return [f"{each.field}: {each.message}" for each in found if each.is_error]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_examples_are_counted_and_all_described(kind: str) -> None:
+    files = sorted(path.name for path in (HERE / kind).iterdir())
+    assert len(files) >= KINDS[kind]
+    assert files == sorted(CASES[kind])
+    assert sum(case["refusal"] is not None for case in CASES[kind].values()) >= 2
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in CASES[kind]])
+def test_a_file_is_converted_with_these_notes(
+    kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = imported(kind, name)  # with the keys that are supported now
+    assert (made.document is None) == (made.refusal is not None)
+    if made.document is not None:
+        assert mistakes(made.document, tmp_path) == []
+    monkeypatch.setattr(common, "SUPPORTED", frozenset())
+    made = imported(kind, name)
+    assert described(made) == CASES[kind][name]
+    if made.document is not None:
+        assert mistakes(made.document, tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_file_is_recognised_by_its_own_converter_alone(kind: str) -> None:
+    for name, case in CASES[kind].items():
+        document = read_tree((HERE / kind / name).read_text()).value
+        assert case["refusal"] or converter(kind).looks_like(document, name), name
+        for other in KINDS.keys() - {kind}:
+            assert not converter(other).looks_like(document, "file.yml"), name
+
+
+def test_a_workflow_of_ours_is_not_taken_for_a_foreign_one() -> None:
+    document = {"steps": {"a": {"exec": "true"}, "b": {"exec": "true", "depends_on": ["a"]}}}
+    assert not any(converter(kind).looks_like(document, "flow.yaml") for kind in KINDS)
+
+
+@pytest.mark.parametrize(("kind", "number"), [(kind, number) for kind in KINDS for number in range(len(RUNS[kind]))])
+def test_a_converted_file_does_what_the_foreign_one_did(kind: str, number: int, run: Run, tmp_path: Path) -> None:
+    case = RUNS[kind][number]
+    document = imported(kind, case["file"]).document
+    assert document is not None
+    variables = {"PATH": os.environ["PATH"], "HOME": "/home/someone", **case.get("environment", {})}
+    envelope = run(as_yaml(document), inputs=case.get("inputs", {}), environment=variables)
+    steps = envelope.data["steps"]
+    outputs = {name: each["output"] for name, each in steps.items() if each["status"] == "succeeded"}
+    assert {name: outputs.get(name) for name in case["outputs"]} == case["outputs"], steps
+    assert sorted(name for name, each in steps.items() if each["status"] == "failed") == case.get("failed", [])
+    assert not [name for name in case.get("skipped", []) if steps[name]["status"] != "skipped"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_enough_files_are_run(kind: str) -> None:
+    assert len({case["file"] for case in RUNS[kind]}) >= 10
+
+
+# --- keys that are switched on later --------------------------------------------------------------------
+
+
+def drafted(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(common, "SUPPORTED", ALL)
+    document: dict[str, Any] = converter(kind).draft_of(read_tree((HERE / kind / name).read_text())).document()
+    return document
+
+
+def test_steps_after_a_failure_wait_for_the_end_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = drafted("actions", "cleanup.yml", monkeypatch)["steps"]
+    assert steps["build-On-failure"]["depends_on"] == [{"build-Work": "ended"}]
+    failed = "steps['build-Start'].status not in ['succeeded', 'skipped']"
+    assert steps["build-On-failure"]["if"].startswith(failed)
+    assert steps["build-Stop"]["depends_on"] == [{"build-Work": "ended"}, {"build-On-failure": "ended"}]
+    assert steps["build-After-all"]["depends_on"] == ["build-Work", "build-On-failure", "build-Stop"]
+    assert steps["notify-begin"]["depends_on"] == [{"build-After-all": "ended"}]
+    assert "'failure' in [('failure' if steps['build-Start']" in steps["notify-begin"]["if"]
+    assert steps["notify"]["depends_on"] == ["notify-begin"]
+    assert steps["notify"]["tags"] == ["notify"]
+
+
+def test_without_that_key_they_run_after_success_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "SUPPORTED", frozenset())
+    document = imported("actions", "cleanup.yml").document
+    assert document is not None
+    assert "build-On-failure" not in document["steps"]
+    assert document["steps"]["build-Stop"]["depends_on"] == ["build-Work"]
+
+
+def test_the_end_of_a_task_or_a_dag_is_written_as_finally(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = drafted("taskfile", "control.yml", monkeypatch)
+    assert document["finally"] == {"default-finally": {"exec": "echo bye", "if": "inputs.task == 'default'"}}
+    assert drafted("dagu", "chain.yaml", monkeypatch)["finally"] == {"on-exit": {"exec": "echo over"}}
+
+
+def test_a_group_of_runs_is_written_as_concurrency(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"group": "deploy", "on_conflict": "wait"}
+    assert drafted("actions", "deploy.yml", monkeypatch)["concurrency"] == wanted
+    wanted = {"group": "nightly", "on_conflict": "wait"}
+    assert drafted("dagu", "chain.yaml", monkeypatch)["concurrency"] == wanted
+
+
+# --- any file -------------------------------------------------------------------------------------------
+
+MUTATIONS = 40  # of each kind, each checked as a whole
+SCALARS = [None, True, -1, 2.5, "", "${{ x", "{{.X", "${A.b}", "always()", "{{ }}", [], {}, [1], {"a": None}, "a" * 300]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_file_is_converted_or_refused_and_never_raises(kind: str, tmp_path: Path) -> None:
+    dice = random.Random(f"{kind}-26")
+    names = sorted(CASES[kind])
+    for _ in range(MUTATIONS):
+        document = read_tree((HERE / kind / dice.choice(names)).read_text()).value
+        for _ in range(dice.randint(1, 4)):
+            mutate(document, dice)
+        text = json.dumps(document, ensure_ascii=False)
+        tree = read_tree(text)
+        converter(kind).looks_like(tree.value, "x.yml")
+        made = converter(kind).convert(tree, "x.yml")
+        assert (made.document is None) == (made.refusal is not None)
+        if made.document is not None:
+            assert mistakes(made.document, tmp_path) == [], text
+
+
+def mutate(document: Any, dice: random.Random) -> None:
+    holders = [document]
+    for holder in holders:  # which grows
+        inside = holder.values() if isinstance(holder, dict) else holder
+        holders += [each for each in inside if isinstance(each, dict | list) and each]
+    holder = dice.choice(holders)
+    keys: list[Any] = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
+    if not keys:
+        return
+    key, other = dice.choice(keys), dice.choice(holders)
+    change = dice.randrange(4)
+    if change == 0:
+        holder[key] = dice.choice(SCALARS)
+    elif change == 1 and isinstance(holder, dict):
+        holder[f"{key}x"] = holder.pop(key)
+    elif change == 2:
+        holder[key] = json.loads(json.dumps(other))
+    else:
+        del holder[key]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["", "5", "[]", "a: [", "jobs: {}", "tasks: {}", "steps: []", "a: 1\na: 2", "\ttab"])
+def test_what_is_no_such_file_is_refused(kind: str, text: str) -> None:
+    made = converter(kind).convert(read_tree(text), "x.yml")
+    assert made.document is None
+    assert made.refusal
+
+
+def test_a_small_file_that_unfolds_into_much_is_refused() -> None:
+    tasks = {f"t{number}": {"deps": [f"t{number + 1}"] * 4} for number in range(15)} | {"t15": {}}
+    made = converter("taskfile").convert(read_tree(json.dumps({"version": "3", "tasks": tasks})), "Taskfile.yml")
+    assert made.refusal == "its tasks or variables use each other too often"
+    variables = {f"v{number}": f"{{{{.v{number + 1}}}}}" * 4 for number in range(15)} | {"v15": ""}
+    taskfile = {"version": "3", "vars": variables, "tasks": {"default": "echo {{.v0}}"}}
+    made = converter("taskfile").convert(read_tree(json.dumps(taskfile)), "Taskfile.yml")
+    assert made.refusal == "its tasks or variables use each other too often"
+    variables = {"v0": "text"} | {f"v{number}": f"${{v{number - 1}}}" * 4 for number in range(1, 30)}
+    made = converter("dagu").convert(read_tree(json.dumps({"env": variables, "steps": ["echo"]})), "dag.yaml")
+    assert made.refusal == "it has variables that are too long"
+    jobs = {
+        "a": {"runs-on": "ubuntu-latest", "steps": [{"run": "${{ " * 100_000}, {"run": "echo", "if": "a && " * 9999}]}
+    }
+    made = converter("actions").convert(read_tree(json.dumps({"on": "push", "jobs": jobs})), "ci.yml")
+    assert made.document is not None
+    assert all("exit 1" in step["exec"] for step in made.document["steps"].values())
+
+
+def test_a_file_with_too_many_steps_is_refused() -> None:
+    tasks = {f"t{number}": "echo" for number in range(301)}
+    made = converter("taskfile").convert(read_tree(json.dumps({"version": "3", "tasks": tasks})), "Taskfile.yml")
+    assert "300" in (made.refusal or "")
