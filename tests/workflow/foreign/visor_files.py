@@ -1,6 +1,6 @@
 """The Visor files of these tests, and what is expected of each: its notes, or why it is refused.
 
-`visor_expected.json` holds, by file, `refusal`, or `notes` as [line, key, lost]. `python visor_files.py` writes it anew;
+`visor_expected.json` holds, by file, `refusal`, or `notes` as [line, key, lost]. `python visor_files.py` writes it;
 read the difference before it is committed.
 """
 
