@@ -58,7 +58,10 @@ def signature(value: Any) -> str:
 
 
 def documentation(value: Any) -> str:
-    """Return the docstring of a value itself."""
+    """Return the docstring of a value itself, if it is ours."""
+    package = getattr(value, "__module__", "").partition(".")[0]
+    if package != "shotclock":
+        return f"The one of `{package}`."
     own = value.__dict__.get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
     return inspect.cleandoc(own or "")
 
