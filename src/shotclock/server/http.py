@@ -49,7 +49,6 @@ from .web.routes import Operators
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
-    from sse_starlette.sse import AsyncContentStream
 
     from ..temporal.front_end import FrontEnd
     from .web.issuer import Issuer
@@ -366,7 +365,7 @@ class EventStream(EventSourceResponse):
     """
 
     data_sender_callable: Callable[[], Coroutine[None, None, None]] | None
-    body_iterator: AsyncContentStream
+    body_iterator: AsyncIterable[dict[str, Any]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work, self.data_sender_callable = self.data_sender_callable, None
