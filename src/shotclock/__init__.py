@@ -89,4 +89,5 @@ _HOME = {
     "run": "runtime.run_function",
 }
 __all__ = sorted(_HOME)
-__getattr__, __dir__ = names_on_first_use(__name__, _HOME)
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name
+    __getattr__, __dir__ = names_on_first_use(__name__, _HOME)

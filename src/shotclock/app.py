@@ -125,8 +125,8 @@ class App(ExplainsMembers):
         self.version = version
         self.help = help
         timeout_ms = read_limit_ms("default_timeout", default_timeout, default_timeout_ms)
-        self.clocks = Clocks(timeout_ms=timeout_ms).over(Clocks.of(grace=grace))
-        self.operation_timeout_ms = read_limit_ms("operation_timeout", operation_timeout, operation_timeout_ms)
+        self.clocks: Clocks = Clocks(timeout_ms=timeout_ms).over(Clocks.of(grace=grace))
+        self.operation_timeout_ms: int = read_limit_ms("operation_timeout", operation_timeout, operation_timeout_ms)
         self.workers = workers
         self.proposals = proposals
         self.debug = debug

@@ -32,7 +32,7 @@ from .ui.verbs import ABSENT, VERBS, Parameter, Verb, build_tool, leaves_of, new
 
 FILES_VARIABLE = "SHOTCLOCK_UI_FILES"  # the folder of `serve ui --files`
 
-app = App(
+app: App = App(
     "ui",
     version=__version__,
     help="Look at a page or an app with ui_snapshot, then act on its refs. Every action has a budget (timeoutMs). "

@@ -18,6 +18,7 @@ MYPY_WITHIN_S = 300
 
 TYPED = """
 from typing import assert_type
+import shotclock.testing
 from shotclock import App, register_error
 
 register_error("ACME_NO_STOCK", summary="None left.", side_effects="none")
@@ -42,6 +43,9 @@ declared(1, 2)  # error: misc|call-arg
 
 @app.command(timout="5s")  # error: call
 def misspelt() -> None: ...
+
+shotclock.Contxt  # error: attr-defined
+shotclock.testing.clls  # error: attr-defined
 """
 
 

@@ -333,7 +333,7 @@ def _show_overtime(envelope: Envelope) -> None:
         write_quietly(sys.stdout, f"granted {format_duration(data['granted_ms'])}{left}\n")
 
 
-COMMANDS = {
+COMMANDS: dict[str, Subcommand | CommandTable] = {
     "job": job_table(JobScope(["shotclock"])),
     "overtime": Subcommand(
         "overtime",

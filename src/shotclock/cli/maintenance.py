@@ -171,7 +171,7 @@ def _show_token(envelope: Envelope) -> None:
         say_line(f"this is the only time it is shown; {data['name']} is {data['role']}, token {data['id']}")
 
 
-COMMANDS = {
+COMMANDS: dict[str, Subcommand | CommandTable] = {
     "errors": Subcommand(
         "errors",
         options=(argument("code", "Show only this code, as in `shotclock errors TIMEOUT`."), JSON, timeout_option()),

@@ -35,7 +35,7 @@ class ConfigEditor:
     """The text of a file while entries of servers are changed in it."""
 
     def __init__(self, file: str, text: str, syntax: ConfigSyntax) -> None:
-        self.text = text
+        self.text: str = text
         self._file, self._syntax = file, syntax
         self._plain = syntax.blank_comments(text)
         """The text without comments, with everything in the same places."""

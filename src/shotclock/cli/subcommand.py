@@ -87,7 +87,9 @@ class ChildWork:
 class Mistaken(Exception):
     def __init__(self, mistakes: dict[str, str]) -> None:
         super().__init__(mistakes)
-        self.mistakes = [{"field": field, "message": message} for field, message in mistakes.items()]
+        self.mistakes: list[dict[str, str]] = [
+            {"field": field, "message": message} for field, message in mistakes.items()
+        ]
 
 
 def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) -> int:

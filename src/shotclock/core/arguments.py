@@ -84,7 +84,7 @@ class Signature:
             hints = typing.get_type_hints(function, include_extras=True)
         except NameError as error:
             raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
-        self.context_name = context_name(function)
+        self.context_name: str | None = context_name(function)
         self.context_hint: Any = hints.get(self.context_name or "")
         for name, hint in hints.items():
             if _is_context(hint) and name not in (self.context_name, "return"):

@@ -85,7 +85,7 @@ class Form:
                 )
         if not properties:
             raise TypeError(f"ctx.ask: {_name(of)} has no field to ask for")
-        self.schema = {"type": "object", "properties": properties}
+        self.schema: dict[str, Any] = {"type": "object", "properties": properties}
         if written.get("required"):
             self.schema["required"] = written["required"]
 

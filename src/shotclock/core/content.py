@@ -31,7 +31,7 @@ class Content:
     __slots__ = ("block",)
 
     def __init__(self, block: Block) -> None:
-        self.block = {name: item for name, item in block.items() if item is not None}
+        self.block: Block = {name: item for name, item in block.items() if item is not None}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Content) and type(other) is type(self) and self.block == other.block

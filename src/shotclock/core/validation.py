@@ -106,7 +106,7 @@ class Part:
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._values() == other._values()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self._values().items())})"
@@ -409,7 +409,7 @@ class OneOf:
     parts: Mapping[str, type[Part]]
 
 
-read_hints = partial(typing.get_type_hints, include_extras=True)
+read_hints: Callable[[type], dict[str, Any]] = partial(typing.get_type_hints, include_extras=True)
 
 
 class _PartShape(Shape):

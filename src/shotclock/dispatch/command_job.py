@@ -44,10 +44,11 @@ class StartedCommand:
     """A command in the background, with the channel to its runner."""
 
     def __init__(self, client: JobClient, store: Store, job: Job, channel: ipc.Socket) -> None:
-        self._client, self._store, self.job = client, store, job
+        self._client, self._store = client, store
+        self.job = job
         self._channel, self._inbox = channel, ipc.MessageReader(channel)
         self.pid: int | None = None
-        self.grace_ms = int(job.spec["grace_ms"])
+        self.grace_ms: int = int(job.spec["grace_ms"])
 
     def wait(self, wanted: Sequence[str], until_ns: int | None, signal_fd: int) -> str | None:
         """Return the first wanted message, or `ended`, also if the runner is gone; None at a signal or without time."""

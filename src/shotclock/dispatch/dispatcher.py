@@ -25,7 +25,7 @@ from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
 from ..process.context import Answerer, CallListener, OnLog, Progress
-from ..runtime.call import Call, CallRequest, Effects, Outcome, invalid, tool_of
+from ..runtime.call import Call, CallRequest, Effects, Outcome, Tool, invalid, tool_of
 from ..runtime.command_runner import run_in_thread, run_shielded
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
@@ -74,7 +74,8 @@ class Dispatcher:
         """
         self.catalogue = catalogue
         self.runtime = runtime
-        runtime.tool = self.tool = tool_of(catalogue)
+        self.tool: Tool = tool_of(catalogue)
+        runtime.tool = self.tool
         self._program = program
         self._command = command or ["shotclock"]
         self._checks = ArgumentChecks(runtime)
@@ -451,7 +452,7 @@ class CommandListener(CallListener):
         self._steps = steps
         self._begun: list[str] = []
         self._on_progress = on_progress
-        self.skipped_steps = steps[: steps.index(resume_from)] if resume_from in steps else ()
+        self.skipped_steps: tuple[str, ...] = steps[: steps.index(resume_from)] if resume_from in steps else ()
         self.stdin_path = stdin_path
         self.on_question: Answerer | None = None
         self.on_log: OnLog | None = None

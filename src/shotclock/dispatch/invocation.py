@@ -122,7 +122,7 @@ class InvocationCheckpoint:
         self._store = store
         self._make_key = key
         self._fingerprint = ""
-        self.is_kept = False
+        self.is_kept: bool = False
         self.warnings: list[Warning_] = []
 
     @property

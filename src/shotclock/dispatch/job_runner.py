@@ -19,7 +19,7 @@ from typing import Any
 from ..core.catalogue import Catalogue
 from ..core.client_forms import check_capabilities
 from ..core.clocks import Clocks, format_duration
-from ..core.envelope import Envelope, Problem, shorten
+from ..core.envelope import Envelope, Problem, Warning_, shorten
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.proposal import ActionOutcome, Runner
@@ -156,7 +156,7 @@ class JobListener(CommandListener):
     def __init__(self, store: Store, job: Job, steps: tuple[str, ...], resume_from: str | None) -> None:
         checkpoint = InvocationCheckpoint(lambda: store, lambda: job.key)
         super().__init__(checkpoint, steps, resume_from, stdin_path=job.stdin_path)
-        self.warnings = checkpoint.warnings
+        self.warnings: list[Warning_] = checkpoint.warnings
         self._store = store
         self._job = job
         self._latest: tuple[int, int | None, str | None] | None = None

@@ -83,12 +83,14 @@ def answers_on(port: int) -> bool:
 class Probe(threading.Thread):
     """Thread that looks at a port or a URL until it answers. Then `fd` becomes readable."""
 
+    fd: int
+
     def __init__(self, ready: Ready, list_tree: Callable[[], list[int]]) -> None:
         """`list_tree` returns the processes of the command."""
         super().__init__(daemon=True)
         self._ready, self._list_tree = ready, list_tree
         self.fd, self._answer = os.pipe()
-        self.trouble = "nothing was seen of it yet"
+        self.trouble: str = "nothing was seen of it yet"
         self._given_up = threading.Event()
 
     def run(self) -> None:
@@ -223,7 +225,7 @@ class LineWatch:
     def __init__(self, pattern: str) -> None:
         self._pattern = re.compile(pattern)
         self._rest = b""
-        self.trouble = "no line of its output matched"
+        self.trouble: str = "no line of its output matched"
         self._is_too_slow = False
 
     def finds(self, chunk: bytes) -> bool:

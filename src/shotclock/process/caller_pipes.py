@@ -24,10 +24,10 @@ class CallerPipes:
         self._rest = input
         self._outputs: list[int] = []
         self._captured: dict[int, list[bytes]] = {}
-        self.input_fd = -1
+        self.input_fd: int = -1
         try:
             theirs, ours = self._join(stdin, 0)
-            self.handed = [theirs]
+            self.handed: list[int] = [theirs]
             self.input_fd = ours
             for number, given in ((1, stdout), (2, stderr)):
                 if given == STDOUT and number == 2:  # the supervisor gives it the same descriptor

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 from ..core.clocks import WallTime
 
-monotonic_ns = time.monotonic_ns
-wall_ns = time.time_ns
-wall_seconds = time.time
-pause = time.sleep  # for the few places that cannot wait for an event
+monotonic_ns: Callable[[], int] = time.monotonic_ns
+wall_ns: Callable[[], int] = time.time_ns
+wall_seconds: Callable[[], float] = time.time
+pause: Callable[[float], None] = time.sleep  # for the few places that cannot wait for an event
 
 _process_began = [monotonic_ns()]
 os.register_at_fork(after_in_child=lambda: _process_began.__setitem__(0, monotonic_ns()))

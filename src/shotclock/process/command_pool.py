@@ -39,7 +39,7 @@ class CommandSupervisor:
 
     def __init__(self, control: socket.socket, zygote_pid: int) -> None:
         self.control = control
-        self.is_reusable = True
+        self.is_reusable: bool = True
         self.on_start: Callable[[int], None] | None = None
         self._zygote_pid = zygote_pid
         self._pid = 0
@@ -191,6 +191,6 @@ class CommandPool:
         self.__init__()  # type: ignore[misc]
 
 
-pool = CommandPool()
+pool: CommandPool = CommandPool()
 atexit.register(pool.close)
 os.register_at_fork(after_in_child=pool.forget)

@@ -49,7 +49,7 @@ class Capture:
         self._head = bytearray()
         self._tail: deque[bytes] = deque()
         self._tail_size = 0
-        self.total = 0
+        self.total: int = 0
         self._spill_to = spill_to
         self._spill_fd = -1
         self._spilled = 0
@@ -119,7 +119,7 @@ class ShownOutput:
         self._pieces: deque[tuple[int, bytes]] = deque()
         self._size = 0
         self._left_out = [0, 0]
-        self.is_wanted = True
+        self.is_wanted: bool = True
         """The caller has taken all that was sent before, so a flood neither fills its socket nor waits for it."""
 
     @property
@@ -144,15 +144,15 @@ class ShownOutput:
 
 class OutputPipe:
     def __init__(self, fd: int, capture: Capture | None, relay_to: int) -> None:
-        self.fd = fd
+        self.fd: int = fd
         self.capture = capture
         self.relay_to = relay_to
         self.shown: tuple[int, ShownOutput] | None = None
-        self.held = bytearray()
-        self.total = 0
-        self.last = b""
+        self.held: bytearray = bytearray()
+        self.total: int = 0
+        self.last: bytes = b""
         self.last_ns = 0
-        self.trouble = 0  # the errno of a failed relay; 0 if the reader left
+        self.trouble: int = 0  # the errno of a failed relay; 0 if the reader left
         os.set_blocking(fd, False)
 
     @property

@@ -57,14 +57,16 @@ class Image(Media):
     """An image: `Image(path="plot.png")`, or `Image(data=png, format="png")` with bytes or base64."""
 
     __slots__ = ()
-    kind, formats = "image", _IMAGE_FORMATS
+    kind: ClassVar[Literal["image", "audio"]] = "image"
+    formats: ClassVar[dict[str, str]] = _IMAGE_FORMATS
 
 
 class Audio(Media):
     """A sound: `Audio(path="answer.wav")`, or `Audio(data=wav, format="wav")` with bytes or base64."""
 
     __slots__ = ()
-    kind, formats = "audio", _AUDIO_FORMATS
+    kind: ClassVar[Literal["image", "audio"]] = "audio"
+    formats: ClassVar[dict[str, str]] = _AUDIO_FORMATS
 
 
 class EmbeddedResource(Content):

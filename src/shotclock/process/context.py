@@ -376,8 +376,8 @@ class StartedProcesses:
     __slots__ = ("__weakref__", "_pids", "is_over", "mark")
 
     def __init__(self, mark: str | None = None) -> None:
-        self.mark = os.urandom(8).hex() if mark is None else mark
-        self.is_over = False
+        self.mark: str = os.urandom(8).hex() if mark is None else mark
+        self.is_over: bool = False
         """The call was abandoned; processes that it starts later are killed at once."""
         self._pids: dict[int, int] = {}
 

@@ -58,7 +58,7 @@ class TerminalSignals:
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
         self._pipe = kernel.open_signal_pipe()
-        self.fd = self._pipe[0]
+        self.fd: int = self._pipe[0]
         self._keyboard_fd = -1
         self._blocked: set[signal.Signals] = set()
 

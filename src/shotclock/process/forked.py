@@ -47,7 +47,7 @@ class Overdue(Unfinished):
 class StoppedBySignal(Unfinished):
     def __init__(self, number: int) -> None:
         self.signal = signal.Signals(number).name
-        self.exit_code = 128 + number
+        self.exit_code: int = 128 + number
         super().__init__(f"stopped by {self.signal}")
 
 

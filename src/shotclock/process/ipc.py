@@ -17,12 +17,13 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     Message = tuple[Any, ...]
 
 Socket = _socket.socket
-pair = _socket.socketpair
+pair: Callable[[], tuple[Socket, Socket]] = _socket.socketpair
 _PREFIX = 4
 _NO_SIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
 _CHUNK = 64 * 1024  # recv() allocates it all before it knows how little came

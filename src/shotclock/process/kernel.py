@@ -398,6 +398,7 @@ class DeadlineTimer:
     """Timer as a file descriptor, armed by the worker, read by its killer: it expires even if the worker hangs."""
 
     __slots__ = ("_reference", "_setting", "fd")
+    fd: int
 
     def __init__(self, fd: int | None = None) -> None:
         if _libc is None:  # no such timer: the caller that waits for the work has to end it

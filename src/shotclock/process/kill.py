@@ -136,7 +136,7 @@ class Cgroup:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.inside = False
+        self.inside: bool = False
 
     @classmethod
     def create(cls) -> Cgroup | None:

@@ -114,7 +114,7 @@ class OwnerWatch:
     def __init__(self, owner: ProcessIdentity) -> None:
         self._owner = owner
         self.look_ms = OWNER_LOOK_MS
-        self.fd = -1
+        self.fd: int = -1
         try:
             self.fd = os.pidfd_open(owner.pid)
         except (AttributeError, OSError):

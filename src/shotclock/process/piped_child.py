@@ -34,9 +34,9 @@ class PipedChild:
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin = self._process.stdin
-        self.stdin_fd = self._stdin.fileno()
-        self.stdout_fd = self._process.stdout.fileno()
-        self.stderr_fd = self._process.stderr.fileno()
+        self.stdin_fd: int = self._stdin.fileno()
+        self.stdout_fd: int = self._process.stdout.fileno()
+        self.stderr_fd: int = self._process.stderr.fileno()
         self.is_ending = False
         for fd in (self._stdin.fileno(), self.stdout_fd, self.stderr_fd):
             os.set_blocking(fd, False)

@@ -82,10 +82,10 @@ class RunningCall:
 
     def __init__(self, request: Run) -> None:
         self.request = request
-        self.number = request.number
+        self.number: int = request.number
         trace_id, sampled, state = request.caller
-        self.trace = TraceContext(trace_id, span_id_of(request.request_id), sampled, state)
-        self.stopping = False
+        self.trace: TraceContext = TraceContext(trace_id, span_id_of(request.request_id), sampled, state)
+        self.stopping: bool = False
         self._context: Context | None = None
 
     def send(self, message: messages.FromWorker) -> None:

@@ -80,11 +80,11 @@ class SharedWorker:
         sys.setswitchinterval(THREAD_TURN_S)
         kernel.name_process("shotclock-host")
         sock.setblocking(False)
-        self.loop = event_loop()
+        self.loop: asyncio.AbstractEventLoop = event_loop()
         self.words = words
         self._sock = sock
         self._inbox = messages.Reader(sock)
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self._thread = threading.get_ident()
         self._context = copy_context()
         self.calls: dict[int, SharedCall] = {}

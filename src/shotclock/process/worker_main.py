@@ -55,7 +55,7 @@ class OnlyCall(RunningCall):
     """The one call of a worker for itself."""
 
     coroutine: RunningCoroutine | None = None
-    is_last = False
+    is_last: bool = False
     """Something of the call would disturb the next: the worker ends after the answer."""
     _is_async = False
     _is_over = False

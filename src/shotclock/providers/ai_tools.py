@@ -83,8 +83,8 @@ class AgentTools:
         self.late_results: list[dict[str, Any]] = []
         self.warnings: tuple[Warning_, ...] = ()
         self.survivors: list[dict[str, object]] = []
-        self.has_left_doubt = False  # a call failed and may have had side effects
-        self.shown = StepText(step)
+        self.has_left_doubt: bool = False  # a call failed and may have had side effects
+        self.shown: StepText = StepText(step)
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -365,10 +365,10 @@ class AgentListener(CallListener):
 
     def __init__(self, tools: AgentTools) -> None:
         self.tools = tools
-        self.shown = tools.shown
+        self.shown: StepText = tools.shown
         self._text = ""
         self._request_began = 0
-        self.tool_calls = 0
+        self.tool_calls: int = 0
         self.on_begin: Callable[[], None] | None = None  # called before the model is asked for the first time
         self.details: dict[str, Any] = {}  # the model and its usage so far
 

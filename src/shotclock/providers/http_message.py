@@ -202,12 +202,12 @@ class Response:
     def __init__(self, request: HttpRequest, folder: Path) -> None:
         self._request = request
         self._folder = folder
-        self.status = 0
-        self.reason = ""
+        self.status: int = 0
+        self.reason: str = ""
         self.headers: Mapping[str, str] = {}
         self._charset: str | None = None
         self._body = bytearray()
-        self.size = 0
+        self.size: int = 0
         self._received_bytes = 0
         self._is_whole = False
         self._file: BinaryIO | None = None

@@ -77,11 +77,12 @@ class Conversation:
         self._tool, self._arguments, self._remaining_ms = tool, dict(arguments), remaining_ms
         self._trace = trace
         self.settled: asyncio.Future[types.CallToolResult | Problem] = asyncio.get_running_loop().create_future()
-        self.stage = Stage.CONNECTING
-        self.stage_began_ns = self.heard_ns = monotonic_ns()
+        self.stage: Stage = Stage.CONNECTING
+        self.stage_began_ns: int = monotonic_ns()
+        self.heard_ns: int = self.stage_began_ns
         self.granted: tuple[int, int] | None = None  # when the server was called, and the milliseconds that it got
-        self.lost = False
-        self.stray = b""  # the beginning of the output that is not MCP
+        self.lost: bool = False
+        self.stray: bytes = b""  # the beginning of the output that is not MCP
         self.on_sign: Callable[[], None] | None = None
         """Called as bytes are read: on a late loop it takes several turns until they count as progress."""
         self.on_progress: Callable[[float, float | None, str | None], None] | None = None

@@ -51,7 +51,7 @@ class Patience:
         self._loop = loop
         self._supervisor = supervisor
         self._on_end = on_end
-        self.ends_at = loop.time() + stop_limit_s(grace_ms)
+        self.ends_at: float = loop.time() + stop_limit_s(grace_ms)
         self._silent_at = loop.time() + (grace_ms + SILENT_LIMIT_MS) / 1000
         self._timer = loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
         signal_supervisor(supervisor, signal.SIGCONT)
@@ -88,11 +88,11 @@ class RunningCommand:
     def __init__(self, control: socket.socket | ipc.Socket) -> None:
         control.setblocking(False)
         self.control = control
-        self.lost = False
-        self.pid = 0  # the pid of a supervisor that can be used again
-        self.supervisor = 0
+        self.lost: bool = False
+        self.pid: int = 0  # the pid of a supervisor that can be used again
+        self.supervisor: int = 0
         self._inbox = ipc.MessageReader(control)
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.looking: list[asyncio.Future[WorkView]] = []
         self.on_suspended: Callable[[], None] = lambda: None
         self.on_input_wanted: Callable[[dict[str, object]], None] = lambda wanted: None
@@ -102,8 +102,8 @@ class RunningCommand:
         self.loop.add_reader(control, self._receive)
 
     def begin(self) -> None:
-        self.started = False
-        self.ordered = False
+        self.started: bool = False
+        self.ordered: bool = False
         self.stopped: str | None = None  # why it was ordered to end, if the supervisor cannot report it
         self._waiting_orders: list[tuple[Any, ...]] = []
         self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
@@ -242,7 +242,7 @@ class CommandWork(Work):
         self._running, self._task, self._call = running, task, call
         self.report: CommandReport | None = None
         """Of a cancelled command."""
-        self.alarms = running.watch(task)
+        self.alarms: list[asyncio.TimerHandle | Patience] = running.watch(task)
         if call.bound.bell is not None and call.bound.bell.at_ns != task.bell_ns:  # extended since it was sent
             self.move_bell()
         if call.winding_down is not None:
@@ -484,7 +484,7 @@ class InteractiveProcess:
         self.task = task
         self._stdin, self._stdout = stdin, stdout
         self._waits: set[asyncio.Future[None]] = set()
-        self.ended = asyncio.ensure_future(_wait_for_end(running, task))
+        self.ended: asyncio.Task[CommandReport] = asyncio.ensure_future(_wait_for_end(running, task))
         for fd in (stdin, stdout):
             if fd >= 0:
                 os.set_blocking(fd, False)

@@ -63,8 +63,8 @@ class CallControl:
     # Defaults of the class, because most calls end without any of these.
     observe: Observe | None = None
     on_change: OnNews | None = None
-    signs = 0
-    is_over = False
+    signs: int = 0
+    is_over: bool = False
     _asking: asyncio.Task[None] | None = None
     _soft: asyncio.TimerHandle | None = None
     _stopping: asyncio.TimerHandle | None = None
@@ -581,7 +581,7 @@ class IdleClock:
         self._on_idle = on_idle
         self._has_begun = has_begun
         self._is_counting = False
-        self.is_held = False
+        self.is_held: bool = False
         """A person is asked: the silence is not the function's."""
         self._last_ns = monotonic_ns()
         self._idle_ns = idle_ms * NS_PER_MS

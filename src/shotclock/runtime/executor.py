@@ -75,9 +75,10 @@ class WorkerPool:
     def __init__(
         self, preloaded: Preloaded, *, warm: int = DEFAULT_WARM, most: int = DEFAULT_MOST, is_shared: bool = False
     ) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.preloaded = preloaded
-        self.warm, self.most = warm, max(warm, most)
+        self.warm = warm
+        self.most: int = max(warm, most)
         self.is_shared = is_shared
         self._free: list[Worker] = []
         self._all: set[Worker] = set()
@@ -94,7 +95,7 @@ class WorkerPool:
         self._respawn: asyncio.TimerHandle | None = None
         self._recall: asyncio.TimerHandle | None = None
         self._failed_starts = 0
-        self.is_closing = False
+        self.is_closing: bool = False
         self._lost_states: dict[str, tuple[str, int]] = {}
         """By App: why its state was lost last, and when."""
 
@@ -375,7 +376,7 @@ class ChildProcesses:
         self._closing_states: asyncio.Future[None] | None = None
         self._zygote: socket.socket | None = None
         self._zygote_pids = [] if preloaded is None or preloaded.pid is None else [preloaded.pid]
-        self.commands = Supervisors(self._request_fork)
+        self.commands: Supervisors = Supervisors(self._request_fork)
         self._closing = False
 
     @property

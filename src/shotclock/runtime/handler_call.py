@@ -105,7 +105,7 @@ class HandlerWork(Work):
     def __init__(self, ready: ReadyCall, loop: asyncio.AbstractEventLoop) -> None:
         self._call = call = ready.call
         self._ready = ready
-        self.listener = ready.listener
+        self.listener: CallListener = ready.listener
         self._loop = loop
         self.done: asyncio.Future[Outcome] = loop.create_future()
         self.outcome: Outcome | None = None
@@ -196,6 +196,8 @@ class HandlerWork(Work):
 
 class InlineCall(HandlerWork):
     """A call of an async handler on its caller's own event loop."""
+
+    fired: ClockKind | None
 
     def __init__(self, ready: ReadyCall, executor: Executor) -> None:
         super().__init__(ready, asyncio.get_running_loop())
@@ -392,18 +394,21 @@ class InlineCall(HandlerWork):
 class ProcessCall(HandlerWork):
     """One call of a function, on its way to a worker and back."""
 
+    fired: ClockKind | None
+
     def __init__(self, ready: ReadyCall, pool: WorkerPool) -> None:
         """Pickle the arguments. Raises what pickle raises, before they cost a worker."""
         self._arguments = pickle.dumps(dict(ready.call.arguments))
         super().__init__(ready, pool.loop)
-        self.call = call = ready.call
-        self.depth = ready.depth
+        call = ready.call
+        self.call: Call = call
+        self.depth: int = ready.depth
         self._pool = pool
         self.worker: Worker | None = None
         self.number = 0
-        self.is_stopping = False
+        self.is_stopping: bool = False
         """A limit was reached, or the caller has left."""
-        self.is_heard = False
+        self.is_heard: bool = False
         """The shared process has read the cancellation."""
         self._stopped_ns = 0
         self._waits = 0

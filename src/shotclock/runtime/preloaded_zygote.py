@@ -64,7 +64,7 @@ class Preloaded:
         self._handlers = [address_of(handler) for handler in handlers]
         self._requests: socket.socket | None = None
         self._control: socket.socket | None = None
-        self.started_ns = 0
+        self.started_ns: int = 0
         self.pid: int | None = None
         """The pid of a zygote that is our own child, to be collected."""
 

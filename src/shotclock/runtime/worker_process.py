@@ -93,9 +93,9 @@ class Worker:
         """Ask for the process. Raises ipc.Broken or OSError."""
         self._pool = pool
         self._loop = pool.loop
-        self.is_shared = pool.is_shared
-        self.is_up = vacant is not None
-        self.is_ending = False
+        self.is_shared: bool = pool.is_shared
+        self.is_up: bool = vacant is not None
+        self.is_ending: bool = False
         self._is_retiring = False
         """Its deadline was moved, and the timer might be taken for that of the next call: it ends after this one."""
         self.gone: asyncio.Future[CommandReport | None] = self._loop.create_future()
@@ -106,19 +106,21 @@ class Worker:
         """A call that returned and left processes: answered when they are gone."""
         self.vacant: Vacancy | None = None
         """When it is gone: its supervisor, waiting to fork another."""
-        self.asked_ns = self.began_ns = self._up_ns = self._sign_ns = monotonic_ns()
+        self.asked_ns: int = monotonic_ns()
+        self.began_ns: int = self.asked_ns
+        self._up_ns = self._sign_ns = self.asked_ns
         self._supervisor = 0 if vacant is None else vacant.pid
         self._ordered: str | None = None
-        self.replacement = Replacement()
+        self.replacement: Replacement = Replacement()
         """Of the shared process, once it is killed: why."""
         self._opened: set[str] = set()
         """The Apps whose lifespan was open in it."""
         self.states_closed: asyncio.Future[None] = self._loop.create_future()
-        self.is_closing_states = False
+        self.is_closing_states: bool = False
         self._patience: Patience | None = None
         self._further: dict[int, asyncio.Task[None]] = {}
         self._outbox = bytearray()
-        self.grace_ms = 0
+        self.grace_ms: int = 0
         self._is_quick = False
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
             self._calls, theirs = socket.socketpair()
@@ -516,7 +518,8 @@ class Worker:
 
 class Vacancy:
     def __init__(self, control: socket.socket, pid: int) -> None:
-        self.control, self.pid = control, pid
+        self.control = control
+        self.pid = pid
 
     def fork(self, fds: list[int]) -> socket.socket:
         """Have it fork another worker, and return the line to it. Raises ipc.Broken or OSError."""

@@ -19,7 +19,7 @@ import math
 import os
 import re
 import socket
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -363,6 +363,9 @@ class EventStream(EventSourceResponse):
 
     Events cost the SDK five tasks, and the client wakes for the head, the answer and the end.
     """
+
+    data_sender_callable: Callable[[], Coroutine[None, None, None]] | None
+    body_iterator: AsyncIterable[dict[str, Any]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work, self.data_sender_callable = self.data_sender_callable, None

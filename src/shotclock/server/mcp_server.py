@@ -62,9 +62,11 @@ class McpServer:
         self._limit_ms = operation_timeout_ms
         self._clients = Clients(reloads=reloads)
         self._reloads = reloads
-        self.sdk = SdkServer(catalogue.name, version=catalogue.version, instructions=catalogue.summary or None)
+        self.sdk: SdkServer = SdkServer(
+            catalogue.name, version=catalogue.version, instructions=catalogue.summary or None
+        )
         self.sdk.reloads = reloads
-        self.middleware = self._serve(dispatcher, own_tools, tools)
+        self.middleware: ToolCallMiddleware = self._serve(dispatcher, own_tools, tools)
         self.former: list[ToolCallMiddleware] = []
         """Of replaced programs, the oldest first, with the calls that began in them."""
 

@@ -410,9 +410,9 @@ class StopSignals:
     """SIGTERM and SIGINT on the running loop. The second one ends the process at once."""
 
     def __init__(self) -> None:
-        self.arrived = asyncio.Event()
-        self.name = ""
-        self.exit_code = 0
+        self.arrived: asyncio.Event = asyncio.Event()
+        self.name: str = ""
+        self.exit_code: int = 0
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):

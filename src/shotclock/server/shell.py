@@ -84,7 +84,7 @@ class ShellTools:
             "list": self.list_jobs,
         }
         self.names: Collection[str] = self._methods.keys()
-        self.tools = {name: _tool(name, method) for name, method in self._methods.items()}
+        self.tools: dict[str, Tool] = {name: _tool(name, method) for name, method in self._methods.items()}
 
     async def run(
         self,

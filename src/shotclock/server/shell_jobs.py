@@ -54,11 +54,13 @@ class ShellJob:
     """A command of the connection."""
 
     def __init__(self, id: str, command: str, cwd: str, call: Call) -> None:
-        self.id, self.command, self.cwd = id, command, cwd
-        self.output = JobOutput(spill_path(f"{call.request_id}.log"))
+        self.id = id
+        self.command = command
+        self.cwd = cwd
+        self.output: JobOutput = JobOutput(spill_path(f"{call.request_id}.log"))
         self.outcome: Outcome | None = None  # of the ended command
-        self.stop_reason = ""
-        self.is_wait_reported = False  # in an answer
+        self.stop_reason: str = ""
+        self.is_wait_reported: bool = False  # in an answer
         self._input_wanted: dict[str, object] = {}
         self._wanted_ns = 0
         self.is_ready: bool | None = None  # None: nothing was to be waited for

@@ -45,9 +45,9 @@ class JobOutput:
         self._fd = -1
         self._marks = [(0, 0)]  # lines before a byte of the file, and its offset
         self._file_lines = 0
-        self.file_bytes = 0
-        self.total = 0
-        self.complete_lines = 0
+        self.file_bytes: int = 0
+        self.total: int = 0
+        self.complete_lines: int = 0
 
     @property
     def lines(self) -> int:

@@ -34,7 +34,7 @@ class PipeWriter:
         self._held = bytearray()
         self._waits = False
         self._on_drained = on_drained
-        self.is_broken = False  # the other side has closed it. Further bytes are dropped
+        self.is_broken: bool = False  # the other side has closed it. Further bytes are dropped
 
     @property
     def held(self) -> int:
@@ -110,7 +110,7 @@ class ServerStderr(io.TextIOBase):
         self._own = Allowance(1024 * 1024, 1024)
         self._tools = Allowance(16 * 1024 * 1024, 16 * 1024)
         self._used_up: set[Allowance] = set()  # from the first refusal until half of the allowance is back
-        self.dropped = 0
+        self.dropped: int = 0
 
     @property
     def encoding(self) -> str:  # type: ignore[override]

@@ -43,7 +43,7 @@ class Wire:
         self._messages: deque[SessionMessage] = deque()
         self._line = bytearray()
         self._is_too_long = False
-        self.ended = asyncio.Event()
+        self.ended: asyncio.Event = asyncio.Event()
         self._reads = False
         self._arrived: asyncio.Future[None] | None = None
         self._writer = PipeWriter(wire_out, self._drained)

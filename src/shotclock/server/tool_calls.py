@@ -83,10 +83,10 @@ class Clients:
     """The server's knowledge of its clients. It outlives a reload."""
 
     def __init__(self, *, reloads: bool = False) -> None:
-        self.log_levels = LogLevels()
-        self.subscriptions = Subscriptions(reloads=reloads)
-        self.paused = PausedCalls()
-        self.counts = CallCounts()
+        self.log_levels: LogLevels = LogLevels()
+        self.subscriptions: Subscriptions = Subscriptions(reloads=reloads)
+        self.paused: PausedCalls = PausedCalls()
+        self.counts: CallCounts = CallCounts()
 
 
 class ToolCallMiddleware:
@@ -111,16 +111,18 @@ class ToolCallMiddleware:
         self._server_info = server_info
         if own_tools is None:
             own_tools = OwnTools(dispatcher, {name for name in OWN_TOOLS if name in tools and name not in self._specs})
-        self._own, self.own_tools = own_tools.names, own_tools
+        self._own = own_tools.names
+        self.own_tools: ServerTools = own_tools
         self._work: set[asyncio.Task[Envelope]] = set()
         """All that has not ended, also of paused calls and of calls whose client has its answer or is gone."""
         self._stopped_by: str | None = None
         # One for each call that may wait for a person or a job: every call that ends would search a shared future.
         self._stops: set[asyncio.Future[str]] = set()
         clients = clients or Clients()
-        self._log_levels, self._paused, self.counts = clients.log_levels, clients.paused, clients.counts
+        self._log_levels, self._paused = clients.log_levels, clients.paused
+        self.counts: CallCounts = clients.counts
         self._subscriptions = clients.subscriptions
-        self.tasks = Tasks(dispatcher, self._render, principal_at)
+        self.tasks: Tasks = Tasks(dispatcher, self._render, principal_at)
 
     def stop(self, signal_name: str) -> None:
         """Answer the calls that wait for a person or a job. The runtime stops and answers those that run here."""

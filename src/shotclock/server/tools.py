@@ -302,7 +302,7 @@ class OwnTools:
     def __init__(self, dispatcher: Dispatcher, names: Collection[str]) -> None:
         self.names = names
         self._dispatcher = dispatcher
-        self.budget_ms = person_wait.read_response_budget_ms() if {PROPOSE, CHECK, WITHDRAW} & {*names} else 0
+        self.budget_ms: int = person_wait.read_response_budget_ms() if {PROPOSE, CHECK, WITHDRAW} & {*names} else 0
 
     def mistakes_in(self, name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
         return mistakes_in(name, arguments)

@@ -34,11 +34,11 @@ class StoreError(Failure):
 
 
 class StoreBusy(StoreError):
-    CODE = "STORE_BUSY"
+    CODE: ClassVar[str] = "STORE_BUSY"
 
 
 class StoreUnusable(StoreError):
-    CODE = "STORE_UNUSABLE"
+    CODE: ClassVar[str] = "STORE_UNUSABLE"
 
 
 def printable(path: str | os.PathLike[str]) -> str:

@@ -365,7 +365,7 @@ class Feed:
         self._database = database
         self._mark: object = None
         with self._database.read() as transaction:
-            self.seen_seq = _last_seq(transaction)
+            self.seen_seq: int = _last_seq(transaction)
 
     def look(self, is_awaited: Callable[[str], bool], limit: int) -> tuple[int, list[Proposal]]:
         """Return the number of changes since the last look, and the awaited proposals among them that have ended.

@@ -49,7 +49,7 @@ class RowMapper(Generic[T]):
         """`codecs` has the fields that are written differently from what their type says."""
         self._kind, self._table = kind, table
         self._codecs = {name: (codecs or {}).get(name) or _codec_of(type) for name, type in hints_of(kind).items()}
-        self.columns = ", ".join(self._codecs)
+        self.columns: str = ", ".join(self._codecs)
 
     def read(self, row: Sequence[Any]) -> T:
         """Return the record of a row that has `columns`."""

@@ -66,16 +66,16 @@ class Store(contextlib.AbstractContextManager["Store"]):
         self.home = home
         database = Database(home / FILE_NAME, SCHEMA)
         self._database = database
-        self.audit = Audit(database)
-        self.calls = Calls(database)
-        self.checkpoints = Checkpoints(database)
-        self.groups = GroupPlaces(database)
-        self.idempotency = IdempotencyKeys(database)
-        self.jobs = Jobs(database)
-        self.locks = Locks(database)
-        self.proposals = Proposals(database)
-        self.runs = Runs(database)
-        self.tokens = Tokens(database)
+        self.audit: Audit = Audit(database)
+        self.calls: Calls = Calls(database)
+        self.checkpoints: Checkpoints = Checkpoints(database)
+        self.groups: GroupPlaces = GroupPlaces(database)
+        self.idempotency: IdempotencyKeys = IdempotencyKeys(database)
+        self.jobs: Jobs = Jobs(database)
+        self.locks: Locks = Locks(database)
+        self.proposals: Proposals = Proposals(database)
+        self.runs: Runs = Runs(database)
+        self.tokens: Tokens = Tokens(database)
 
     @classmethod
     def open(cls, home: Path | None = None) -> Store:

@@ -59,7 +59,7 @@ class FrontEnd:
         self._store = store
         self._open: dict[str, ProposalOrigin] = {}
         self._has_adopted = False
-        self.url = str(address)
+        self.url: str = str(address)
         self.problem: str | None = "the engine has not answered yet"
 
     @asynccontextmanager

@@ -83,7 +83,8 @@ class EngineClock:
     """The engine's clock, known by the instant at which an activity was started."""
 
     def __init__(self) -> None:
-        self.started_ms, self.at_ns = int(activity.info().started_time.timestamp() * 1000), monotonic_ns()
+        self.started_ms: int = int(activity.info().started_time.timestamp() * 1000)
+        self.at_ns: int = monotonic_ns()
 
     def now_ms(self) -> int:
         return self.at_ms(monotonic_ns())
@@ -121,7 +122,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._exits: dict[object, int] = {}
-        self.timer = DeadlineTimer()
+        self.timer: DeadlineTimer = DeadlineTimer()
         """Wakes the worker's guard, a process of its own, when the worker should have ended itself."""
 
     def hold(self, step: object, heard_ns: int, limit_ns: int) -> None:

@@ -140,7 +140,8 @@ class Adb:
     """The client, for one phone or for none."""
 
     def __init__(self, program: str, services: DeviceServices, serial: str = "") -> None:
-        self.program, self.serial = program, serial
+        self.program = program
+        self.serial = serial
         self._services = services
 
     @classmethod

@@ -423,25 +423,28 @@ def _code_of(key: str) -> int:
 class Node:
     def __init__(self, attributes: dict[str, str], parent: Node | None, place: int, position: int) -> None:
         """`place` is that among its siblings, `position` that in the list of all nodes."""
-        self.parent, self.position = parent, position
+        self.parent = parent
+        self.position = position
         self.path: tuple[int, ...] = (place,) if parent is None else (*parent.path, place)
-        self.depth = len(self.path)
-        self.text = attributes.get("text", "")
-        self.description = attributes.get("content-desc", "")
-        self.resource_id = attributes.get("resource-id", "")
-        self.package = attributes.get("package", "")
-        self.class_name = attributes.get("class", "")
+        self.depth: int = len(self.path)
+        self.text: str = attributes.get("text", "")
+        self.description: str = attributes.get("content-desc", "")
+        self.resource_id: str = attributes.get("resource-id", "")
+        self.package: str = attributes.get("package", "")
+        self.class_name: str = attributes.get("class", "")
         bounds = _BOUNDS.search(attributes.get("bounds", ""))
-        self.box = (int(bounds[1]), int(bounds[2]), int(bounds[3]), int(bounds[4])) if bounds else (0, 0, 0, 0)
+        self.box: tuple[int, int, int, int] = (0, 0, 0, 0)
         """Left, top, right and bottom, in pixels."""
-        self.states = {state for state in _STATES if attributes.get(state) == "true"}
+        if bounds:
+            self.box = (int(bounds[1]), int(bounds[2]), int(bounds[3]), int(bounds[4]))
+        self.states: set[str] = {state for state in _STATES if attributes.get(state) == "true"}
         if "enabled" not in attributes:
             self.states.add("enabled")
         if attributes.get("visible-to-user") == "false":
             self.states.add("invisible")
         kind = self.class_name.rpartition(".")[2].removeprefix("AppCompat").removeprefix("Material")
         guess = "checkbox" if "checkable" in self.states else "button" if "clickable" in self.states else "generic"
-        self.role = _ROLES.get(kind, guess)
+        self.role: str = _ROLES.get(kind, guess)
 
     @property
     def is_seen(self) -> bool:

@@ -113,7 +113,7 @@ class BrowserDevice:
         self._driver, self._browser, self._is_own = driver, browser, is_own
         self._context: Any = None
         self._tabs = Tabs(browser, None, self._error, is_own=is_own)
-        self.is_fresh = False
+        self.is_fresh: bool = False
 
     async def open_page(self) -> None:
         if self._is_own:

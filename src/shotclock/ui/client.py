@@ -66,9 +66,10 @@ def stem_of(device: str) -> str:
 
 class DeviceRequest:
     def __init__(self, device: str, verb: str, command_id: str | None = None, **message: object) -> None:
-        self.device, self.verb = device, verb
-        self.command_id = verb if command_id is None else command_id
-        self.has_started = False  # whether the daemon was started for this request, and may still be starting
+        self.device = device
+        self.verb = verb
+        self.command_id: str = verb if command_id is None else command_id
+        self.has_started: bool = False  # whether the daemon was started for this request, and may still be starting
         self.steps: list[dict[str, Any]] = []
         self._message = {"do": verb, "commandId": self.command_id, **message}
         self._events: list[dict[str, Any]] = []

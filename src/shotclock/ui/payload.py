@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from ..core.clocks import reserve_ms_for
 from ..core.errors import Failure, SideEffects
@@ -179,6 +179,12 @@ class Params(CamelPart):
     `mutates`: it may change anything, on the device or on a server. `is_wait`: its budget adds to those of the other
     waits, while an interaction ends as soon as its node is found. `on_phones`: a phone can do it.
     """
+
+    if TYPE_CHECKING:  # in the class itself, an annotation makes a key of the payload
+        mutates: ClassVar[bool]
+        is_wait: ClassVar[bool]
+        default_ms: ClassVar[int]
+        on_phones: ClassVar[bool]
 
     mutates = False
     is_wait = False

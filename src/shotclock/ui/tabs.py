@@ -33,11 +33,12 @@ KEPT = ("confirm", "prompt")  # the dialogs whose answer matters to the page
 
 class Tab:
     def __init__(self, page: Any, name: str) -> None:
-        self.page, self.name = page, name
+        self.page = page
+        self.name = name
         self.session: Any = None
         self.target_id = ""
-        self.ready = asyncio.Event()
-        self.document = f"page {id(page)}"
+        self.ready: asyncio.Event = asyncio.Event()
+        self.document: str = f"page {id(page)}"
         self.leaving: tuple[str, int] | None = None  # the address of a pending navigation, and when it began
         self.order: asyncio.Future[Any] | None = None  # an order that waits for the answer to a dialog
         self._title = ("", "")  # a document and its title
@@ -68,7 +69,7 @@ class Tabs:
         self._coming: dict[str, None] = {}
         """Targets of tabs that the browser has created and Playwright not yet reported: they load."""
         self._pending: list[tuple[Any, Tab, dict[str, str]]] = []
-        self.keeps_dialogs = True  # False while an action looks or waits, which a dialog would block
+        self.keeps_dialogs: bool = True  # False while an action looks or waits, which a dialog would block
         self._met = asyncio.Event()  # a dialog was left open
         self._arrived = asyncio.Event()  # no tab is coming any more
         self._notes: dict[str, list[dict[str, Any]]] = {}

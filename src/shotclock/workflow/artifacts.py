@@ -143,7 +143,7 @@ class RunArtifacts:
 
     def __init__(self, home: Path, run_id: str, limit_bytes: int, recorded: Mapping[str, StepState]) -> None:
         self._folder = run_folder(home, run_id)
-        self.home = os.path.realpath(home)
+        self.home: str = os.path.realpath(home)
         self._limit = limit_bytes
         self._lock = threading.Lock()
         self._used = {name: sum(each["bytes"] for each in state.artifacts) for name, state in recorded.items()}

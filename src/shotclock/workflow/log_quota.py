@@ -33,7 +33,7 @@ class LogQuota:
         self._open: set[str] = set()
         self._size = 0
         self._shrinking: asyncio.Future[None] | None = None
-        self.deleted = 0
+        self.deleted: int = 0
         """Tries of which nothing is kept any more."""
 
     def open(self, folder: Path, path: str) -> None:

@@ -131,9 +131,9 @@ class FileChanges:
         self._old = old
         self._new = _as_json(workflow)
         self._workflow = workflow
-        self.added = [name for name in workflow.steps if name not in old["steps"]]
-        self.removed = [name for name in old["steps"] if name not in workflow.steps]
-        self.of_file = [key for key in _changed_keys(old, self._new) if key != "steps"]
+        self.added: list[str] = [name for name in workflow.steps if name not in old["steps"]]
+        self.removed: list[str] = [name for name in old["steps"] if name not in workflow.steps]
+        self.of_file: list[str] = [key for key in _changed_keys(old, self._new) if key != "steps"]
 
     @cached_property
     def _for_all(self) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ class Slot:
     def __init__(self, slots: ParallelSlots, on_grant: Callable[[], None]) -> None:
         self._slots = slots
         self._on_grant = on_grant
-        self.state = _SlotState.WAITING
+        self.state: _SlotState = _SlotState.WAITING
         self.outer: Slot | None = None
 
     def grant(self) -> None:

@@ -88,7 +88,7 @@ class StepExecutor:
         self._workflow = run.workflow
         self._run_file = run_file
         self._person_wait = run.person_wait
-        self.renderer = StepRenderer(run)
+        self.renderer: StepRenderer = StepRenderer(run)
         self._clocks_of: dict[Clocks, Clocks] = {}
         self._folders: dict[str, dict[int, Path]] = {}
         """The working directories of steps with artifacts, by item."""

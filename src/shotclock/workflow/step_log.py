@@ -68,8 +68,8 @@ class RunLogs:
         self._folder = None if home is None else run_folder(home, run_id)
         self.redaction = redaction
         self.on_output = on_output
-        self.quota = LogQuota(0) if quota is None else quota
-        self.lost = ""
+        self.quota: LogQuota = LogQuota(0) if quota is None else quota
+        self.lost: str = ""
         """Why output is missing in the logs."""
 
     def open(self, step: str, number: int) -> TryLog:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.catalogue import HandlerReference, Operation
-from ..core.clocks import Clocks
+from ..core.clocks import Clocks, Fired
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.json_values import as_text, is_true
@@ -46,7 +46,7 @@ _FIND_MISFIT = _in_worker("schema", "templates", "find_misfit")
 class StepFailed(Exception):
     def __init__(self, code: str, message: str, rule: str, ended: Envelope | None = None) -> None:
         super().__init__(message)
-        self.fired = None if ended is None else ended.fired
+        self.fired: Fired | None = None if ended is None else ended.fired
         context: JsonObject = {"rule": rule}
         cause = (ended.error or {}).get("context") if ended is not None else None
         if isinstance(cause, dict) and "clock" in cause:

@@ -96,7 +96,7 @@ class InboxThread:
 
     def __init__(self, argv: list[str], directory: str, variables: Mapping[str, str]) -> None:
         """The command of the server is a part of every question, its `variables` by digest."""
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.fd: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._server = {"MCP server": argv, "directory": directory}
         self._variables = variables
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()

@@ -12,7 +12,7 @@ BATCH_S = 1.0
 BUSY_PAUSE_S = 0.1
 
 # A process that is forked during an import could never import the same module.
-importing = threading.Lock()
+importing: threading.Lock = threading.Lock()
 os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release)
 
 
@@ -24,9 +24,9 @@ class BatchThread:
     """
 
     def __init__(self, name: str, write: Callable[[], bool], has_more: Callable[[], bool]) -> None:
-        self.lock = threading.Lock()
-        self.is_closing = False
-        self.problem = ""  # why the thread could not be started
+        self.lock: threading.Lock = threading.Lock()
+        self.is_closing: bool = False
+        self.problem: str = ""  # why the thread could not be started
         self._name, self._write, self._has_more = name, write, has_more
         self._wake = threading.Event()
         self._gives_up = False

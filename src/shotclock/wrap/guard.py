@@ -50,7 +50,7 @@ class RequestGuard:
         note: Note,
         on_ended: OnEnded | None,
     ) -> None:
-        self.requests = RequestTable(limits.grace_ms)
+        self.requests: RequestTable = RequestTable(limits.grace_ms)
         self.is_server_asking = False  # a person may have to answer first, so nothing is idle
         self._limits = limits
         self._client = client

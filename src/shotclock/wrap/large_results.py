@@ -23,7 +23,7 @@ class LargeResult:
         self._limit = limit
         self._capture = Capture(limit, spill_path(f"wrap-{new_request_id()}.json"))
         self._last = b""
-        self.is_structured = False
+        self.is_structured: bool = False
         """Whether the result has structured content, as far as it has come."""
 
     def add(self, piece: bytes) -> None:

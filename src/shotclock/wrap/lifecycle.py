@@ -63,11 +63,11 @@ class ServerLife:
         client: LineWriter,
         notes: NoteWriter,
     ) -> None:
-        self.generation = 0
-        self.has_spoken = False
+        self.generation: int = 0
+        self.has_spoken: bool = False
         self.process: ServerProcess | None = None
         self.writer: LineWriter | None = None
-        self.is_over = False
+        self.is_over: bool = False
         self.unstartable: Problem | None = None
         self._command = command
         self._limits = limits

@@ -32,8 +32,8 @@ class OwnLists:
         self, kinds: Sequence[ListKind], memory: ReplayMemory, list_ms: int, send: Callable[[bytes], bool]
     ) -> None:
         self.listed: dict[str, Objects] = {}
-        self.problem = ""
-        self.due_ns = NEVER_NS
+        self.problem: str = ""
+        self.due_ns: int = NEVER_NS
         self._kinds = list(kinds)
         self._memory = memory
         self._list_ms = list_ms
@@ -134,7 +134,7 @@ class KnownLists:
 
     def __init__(self, reading: OwnLists, may_ask: Callable[[], bool], on_read: Callable[[str], None]) -> None:
         """`on_read` gets the problem of a reading that has failed, otherwise nothing."""
-        self.is_stale = True
+        self.is_stale: bool = True
         self._listed: dict[str, Objects] = {}
         self._reading = reading
         self._may_ask = may_ask

@@ -56,7 +56,7 @@ class LongRequests:
         self._size = 0
         self._is_dropped = False
         self._parked: list[tuple[LinePart, bytes]] = []
-        self.next_due_ns = NEVER_NS
+        self.next_due_ns: int = NEVER_NS
 
     def connect(self, server: ServerLink) -> None:
         self._server = server

@@ -101,8 +101,8 @@ class LockFile:
 
     def __init__(self, path: str) -> None:
         """Raise ValueError if the file is there and cannot be used."""
-        self.path = os.path.abspath(path)
-        self.is_new = True
+        self.path: str = os.path.abspath(path)
+        self.is_new: bool = True
         self._pins: dict[str, dict[str, JsonObject]] = {kind.name: {} for kind in KINDS.values()}
         """By kind and name. The greeting is missing until it was seen once."""
         self._load()

@@ -92,7 +92,7 @@ class RequestTable:
     """The open requests of the client, by id and by progress token."""
 
     def __init__(self, grace_ms: int) -> None:
-        self.next_due_ns = NEVER_NS
+        self.next_due_ns: int = NEVER_NS
         self._grace_ms = grace_ms
         self._open: dict[Key, ClientRequest] = {}
         self._by_token: dict[Key, ClientRequest] = {}

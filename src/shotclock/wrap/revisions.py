@@ -34,7 +34,7 @@ class RevisionCheck:
         self, guard: RequestGuard, memory: ReplayMemory, pass_on: Callable[[ClientRequest, RpcMessage], None]
     ) -> None:
         """`pass_on` writes an answer for the client."""
-        self.next_due_ns = NEVER_NS
+        self.next_due_ns: int = NEVER_NS
         self._guard = guard
         self._memory = memory
         self._pass_on = pass_on

@@ -28,10 +28,10 @@ class ServerCommand:
     """The command of a server, and what its process inherits."""
 
     def __init__(self, argv: Sequence[str], env: dict[str, str], cwd: str | None, grace_ms: int) -> None:
-        self.argv = list(argv)
+        self.argv: list[str] = list(argv)
         # Deadlines in the environment are those of a command above us, and a server has none.
         inherited = {name: text for name, text in os.environ.items() if name not in _OF_ANOTHER_CALL}
-        self.env = {**inherited, **env}
+        self.env: dict[str, str] = {**inherited, **env}
         self.cwd = cwd
         self.grace_ms = grace_ms
         self.words = OF_PROCESS
@@ -91,6 +91,10 @@ _OF_ANOTHER_CALL = (REMAINING_VARIABLE, DEADLINE_VARIABLE, OVERTIME_VARIABLE, ""
 class ServerProcess:
     """A server process and everything it starts. Nothing of it outlives this process."""
 
+    stdin_fd: int
+    stdout_fd: int
+    stderr_fd: int
+
     def __init__(self, command: ServerCommand, signals: TerminalSignals) -> None:
         self._task = command.task()
         self._signals = signals
@@ -98,7 +102,7 @@ class ServerProcess:
         self._kept_size = 0
         self._give_up_ns: int | None = None
         self._pid = -1
-        self.leader = 0
+        self.leader: int = 0
         self.report: CommandReport | None = None
         theirs_in, self.stdin_fd = os.pipe()
         self.stdout_fd, theirs_out = os.pipe()

@@ -29,6 +29,7 @@ from .requests import (
     ClientRequest,
     OnEnded,
     RequestState,
+    RequestTable,
     digest_of_arguments,
     new_request,
     outcome_of,
@@ -54,10 +55,10 @@ class ClientSession:
         on_ended: OnEnded | None = None,
         catalogue: LastCatalogue | None = None,
     ) -> None:
-        self.memory = ReplayMemory()
-        self.guard = RequestGuard(limits, client, self.memory, note, on_ended)
-        self.requests = self.guard.requests
-        self.noise_lines = 0
+        self.memory: ReplayMemory = ReplayMemory()
+        self.guard: RequestGuard = RequestGuard(limits, client, self.memory, note, on_ended)
+        self.requests: RequestTable = self.guard.requests
+        self.noise_lines: int = 0
         self._questions = ServerQuestions(client, self.guard, self.memory)
         self._revisions = RevisionCheck(self.guard, self.memory, self._pass_answer)
         self._long_requests = LongRequests(self, self.guard, self._questions, gate is not None, limits.call.queue_ms)

@@ -32,7 +32,7 @@ class LineWriter:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.is_broken = False
+        self.is_broken: bool = False
         self._unwritten = bytearray()
         self._is_inside_line = False
         self._waiting: list[bytes] = []

@@ -117,7 +117,7 @@ class Link:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self.key = secrets.token_urlsafe(24)
+        self.key: str = secrets.token_urlsafe(24)
 
     def use(self, key: str) -> bool:
         if not hmac.compare_digest(key.encode("utf-8", "replace"), self.key.encode()):
@@ -181,7 +181,7 @@ class AuthMiddleware:
         self.site = site
         self._answers_to = lru_cache(KNOWN_HOSTS)(site.answers_to)
         self._store = store
-        self.sessions = Sessions(lambda: store().home)
+        self.sessions: Sessions = Sessions(lambda: store().home)
         self.link = link
         self._api, self._mcp, self._wrong = map(_allowances, (API_RATE, MCP_RATE, WRONG_TOKEN_RATE))
         self._most_each = most_each

@@ -94,7 +94,7 @@ class Streams:
         self._inbox = inbox
         self._engine = engine
         self._open: Counter[str] = Counter()
-        self.ending = asyncio.Event()
+        self.ending: asyncio.Event = asyncio.Event()
 
     def end(self) -> None:
         self.ending.set()

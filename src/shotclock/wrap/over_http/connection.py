@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler
+from io import BufferedIOBase
 from typing import IO, Any, cast
 
 from ...core.clocks import NS_PER_MS
@@ -102,11 +103,13 @@ class HttpConnection(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     wbufsize = 8 * 1024
+    rfile: BufferedIOBase
+    close_connection: bool
 
     def __init__(self, request: socket.socket, address: Any, parts: FrontParts) -> None:
         self.parts = parts
         self.due_ns: int | None = None
-        self.is_answering = False
+        self.is_answering: bool = False
         self._unread = 0  # of the body
         self._lingers = False
         super().__init__(request, address, cast("Any", None))

@@ -28,8 +28,8 @@ class Parcel:
     """A message of a server and its bytes. `begin` is all of a short one."""
 
     def __init__(self, begin: bytes, *, is_long: bool = False) -> None:
-        self.begin = begin.translate(_RETURNS)
-        self.end = b""
+        self.begin: bytes = begin.translate(_RETURNS)
+        self.end: bytes = b""
         self.is_long = is_long
         self.number = 0  # in its outbox
         self.message: RpcMessage | None = read_long_line(self.begin) if is_long else read_line(self.begin)
@@ -98,8 +98,8 @@ class Outbox:
     def __init__(self, number: str = "") -> None:
         self.number = number
         """The name of a stream that can be resumed."""
-        self.lost = 0
-        self.sent = 0  # the number of the last message that was taken
+        self.lost: int = 0
+        self.sent: int = 0  # the number of the last message that was taken
         self._sent = deque[Parcel]()
         self._count = 0
         self._changed = threading.Condition()

@@ -42,8 +42,12 @@ class HttpRefusal(Exception):
         data: object = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.headers = status, message, code, tuple(headers)
-        self.id, self.data = id, data
+        self.status = status
+        self.message = message
+        self.code = code
+        self.headers: tuple[tuple[str, str], ...] = tuple(headers)
+        self.id = id
+        self.data = data
 
 
 def header(headers: Headers, name: str) -> str | None:

@@ -56,10 +56,11 @@ class HttpSession:
     """A child with its open requests. Ids and tokens of one client pass unchanged."""
 
     def __init__(self, key: str, owner: str, registry: HttpSessions) -> None:
-        self.key = self.id = key
+        self.key = key
+        self.id = key
         self.owner = owner
-        self.other_messages = Outbox("0")
-        self.used_ns = monotonic_ns()
+        self.other_messages: Outbox = Outbox("0")
+        self.used_ns: int = monotonic_ns()
         self._end_text = ""
         self._has_ended = False
         self._stderr = ""
@@ -69,7 +70,7 @@ class HttpSession:
         self._count = 0  # of requests
         self._outboxes = {"0": self.other_messages}
         """Those of open requests, and of the last ones that were answered."""
-        self.child = registry.start_child(self)
+        self.child: WrapChild = registry.start_child(self)
 
     @property
     def is_idle(self) -> bool:
@@ -190,7 +191,7 @@ class SharedSession(HttpSession):
     """
 
     def __init__(self, key: str, owner: str, registry: HttpSessions) -> None:
-        self.declared_headers = DeclaredHeaders()
+        self.declared_headers: DeclaredHeaders = DeclaredHeaders()
         super().__init__(key, owner, registry)
         self.id = ""
 

@@ -37,7 +37,9 @@ class NoAnswer(Exception):
 
     def __init__(self, code: str, fate: Fate, why: str) -> None:
         super().__init__(why)
-        self.code, self.fate, self.why = code, fate, why
+        self.code = code
+        self.fate = fate
+        self.why = why
 
 
 @value
@@ -53,10 +55,10 @@ class Exchange:
     """A request and its response on one connection. `abort` may be called by any thread."""
 
     def __init__(self) -> None:
-        self.is_aborted = False
-        self.has_sent = threading.Event()
+        self.is_aborted: bool = False
+        self.has_sent: threading.Event = threading.Event()
         """The whole request is written, or it never will be."""
-        self.ended = threading.Event()
+        self.ended: threading.Event = threading.Event()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
@@ -87,8 +89,8 @@ class HttpResponse:
         self._socket = connection.sock  # the connection may forget it in the next line
         self._response = connection.getresponse()
         self._link, self._exchange, self._connection = link, exchange, connection
-        self.status = self._response.status
-        self.kind = self.header("content-type").partition(";")[0].strip().lower()
+        self.status: int = self._response.status
+        self.kind: str = self.header("content-type").partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str:
         return self._response.getheader(name) or ""

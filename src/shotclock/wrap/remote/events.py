@@ -28,7 +28,7 @@ class CollectedMessage:
     """The bytes of one message, as one line without its end."""
 
     def __init__(self, text: bytes = b"") -> None:
-        self.size = 0
+        self.size: int = 0
         self._file = tempfile.SpooledTemporaryFile(LONGEST_PARSED)  # noqa: SIM115
         self.add(text)
 
@@ -75,8 +75,8 @@ class EventReader:
     """Reader of an event stream. `last_id` and `retry_ms` are those that the server gave last."""
 
     def __init__(self) -> None:
-        self.last_id = ""
-        self.retry_ms = 1_000
+        self.last_id: str = ""
+        self.retry_ms: int = 1_000
         self.restart()
 
     def restart(self) -> None:

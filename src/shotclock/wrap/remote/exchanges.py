@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...core.clocks import NS_PER_MS
 from ...process.clock import monotonic_ns
 from ..mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, SESSION
-from ..messages import JsonObject, RpcMessage, encode, error_of, read_line, request_line
+from ..messages import JsonObject, Key, RpcMessage, encode, error_of, read_line, request_line
 from .connections import Exchange, HttpLink, HttpResponse, NoAnswer, OutgoingRequest
 from .endpoint import Fate
 from .events import CollectedMessage, EventReader, MessageTooLarge
@@ -37,9 +37,12 @@ class RequestExchange(Exchange):
 
     def __init__(self, message: RpcMessage, body: CollectedMessage, headers: HeaderTexts, *, is_modern: bool) -> None:
         super().__init__()
-        self.id, self.key, self.method = message.id, message.key, message.method
-        self.body, self.headers = body, headers
-        self.is_call = message.method == "tools/call"
+        self.id: object = message.id
+        self.key: Key | None = message.key
+        self.method: str | None = message.method
+        self.body = body
+        self.headers = headers
+        self.is_call: bool = message.method == "tools/call"
         self.is_modern = is_modern
         self.is_own = self.is_answered = self.is_cancelled = False
         self.has_learned = False  # the list of tools was read for it

@@ -22,8 +22,8 @@ class ConversationHeaders:
     """The session and the revision. From 2026-07-28 on, every request names the revision."""
 
     def __init__(self) -> None:
-        self.session = ""
-        self.declared = DeclaredHeaders()
+        self.session: str = ""
+        self.declared: DeclaredHeaders = DeclaredHeaders()
         self._negotiated = ""
         self._modern = ""  # the revision of a client that names it in every request
 

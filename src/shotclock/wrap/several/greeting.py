@@ -36,7 +36,7 @@ class MergedGreeting:
     """The generation of the protocol that the client speaks, and the servers that are ready for it."""
 
     def __init__(self, servers: Sequence[MergedServer], client: ClientLink, note: Note, announce: Announce) -> None:
-        self.is_modern = False
+        self.is_modern: bool = False
         self._servers = servers
         self._client = client
         self._note = note

@@ -59,8 +59,8 @@ class ListReading:
         self.kind = kind
         self.objects: dict[MergedServer, list[JsonObject]] = {}
         self.results: list[JsonObject] = []  # the last page of each server
-        self.due_ns = monotonic_ns() + LIST_WAIT_MS * NS_PER_MS
-        self.is_over = False
+        self.due_ns: int = monotonic_ns() + LIST_WAIT_MS * NS_PER_MS
+        self.is_over: bool = False
         self._meta = {"_meta": meta} if meta else {}
         self._note = note
         self._on_read = on_read

@@ -82,18 +82,22 @@ class MergedEvents(Protocol):
 class MergedServer:
     """A server, and the process in front of it."""
 
+    pid_fd: int
+    stdout_fd: int
+    stderr_fd: int
+
     def __init__(self, entry: ConfiguredServer, notes: NoteWriter) -> None:
         self.entry = entry
-        self.phase = MergedPhase.DOWN
+        self.phase: MergedPhase = MergedPhase.DOWN
         # Why it cannot be used, as the end of a sentence. It holds until the server is ready.
-        self.why = "has not answered the greeting of the client yet"
+        self.why: str = "has not answered the greeting of the client yet"
         self.exit_code: int | None = None  # of a server that cannot be started at all
         self.capabilities: JsonObject | None = None
         self.greeting: JsonObject = {}  # its answer to `initialize` or `server/discover`
-        self.restarts = Restarts()
+        self.restarts: Restarts = Restarts()
         self.writer: LineWriter | None = None
         self.pid_fd = self.stdout_fd = self.stderr_fd = -1
-        self.is_closing = False
+        self.is_closing: bool = False
         self._events: MergedEvents
         self._notes = notes
         self._process: PipedChild | None = None
