@@ -38,7 +38,7 @@ def test_off_a_terminal_each_subcommand_writes_where_the_last_line_of_the_help_s
     said = " ".join(shotclock("--help").stdout.decode().split())
     assert said.endswith(
         "Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json or --format json, "
-        "otherwise the command's own output. `serve` and `wrap` speak MCP on stdout. Help is text."
+        "otherwise the command's own output. `serve` and `wrap` speak MCP on stdout. Help and `demo` are text."
     )
     assert json.loads(shotclock("errors", "TIMEOUT").stdout)["ok"]
     ran = shotclock("exec", "--", "echo", "hello")

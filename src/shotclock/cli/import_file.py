@@ -5,28 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
-from ..core.value_types import replace
 from ..core.visible_text import one_line
 from ..runtime.call import Outcome
 from ..workflow.foreign.importing import import_file
-from ..workflow.foreign.recognise import KINDS, kind_of_file
+from ..workflow.foreign.recognise import KINDS
 from .output import say_line, write_quietly
 from .parser import Subcommand, argument, flag, option
 from .report import write_file
 from .subcommand import ChildWork, timeout_option
-
-
-def point_to_import(flow: str, outcome: Outcome) -> Outcome:
-    """Add the command that imports the file to the refusal of a file of another tool."""
-    if outcome.problem is None or (kind := kind_of_file(Path(flow))) is None:
-        return outcome
-    hint = f"this looks like a file of {KINDS[kind].tool}: convert it with `shotclock import {flow}`"
-    return replace(outcome, problem=replace(outcome.problem, suggestion=hint))
 
 
 def _run_import(

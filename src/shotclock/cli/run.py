@@ -34,7 +34,7 @@ from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
 from ..workflow.step_choice import StepChoice, choose, cut_down, leave_out
 from .engine import open_engine
-from .import_file import point_to_import
+from .import_hint import point_to_import
 from .jobs import order_work
 from .logs import is_part_of
 from .output import (

@@ -386,6 +386,6 @@ TABLE = CommandTable(
     tuple(Subcommand(name, summary, main=partial(_run, name)) for name, (_, summary) in MODULES.items()),
     kind="subcommand",
     epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json or --format "
-    "json, otherwise the command's own output. `serve` and `wrap` speak MCP on stdout. Help is text.",
+    "json, otherwise the command's own output. `serve` and `wrap` speak MCP on stdout. Help and `demo` are text.",
     has_version=True,
 )

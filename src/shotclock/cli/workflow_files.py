@@ -13,7 +13,7 @@ from ..workflow.lint import find_unset, lint
 from ..workflow.loader import judge, load_or_refuse
 from ..workflow.plan import Plan, PlannedStep, plan_of
 from ..workflow.schema import WorkflowFile, json_schema
-from .import_file import point_to_import
+from .import_hint import point_to_import
 from .parser import Subcommand, argument, duration
 from .subcommand import JSON, looks, timeout_option
 
