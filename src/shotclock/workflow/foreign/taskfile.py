@@ -7,7 +7,7 @@ import re
 import shlex
 from typing import Any
 
-from ...core.value_types import field, record
+from ...core.value_types import field, record, value
 from ..yaml_reader import Tree, quote
 from .common import (
     Draft,
@@ -15,16 +15,14 @@ from .common import (
     ForeignPath,
     Unconvertible,
     both,
-    checked,
+    converted,
     in_quotes,
     is_scalar,
     list_at,
     literal_variable,
     mapping_at,
-    may_write,
     new_draft,
     note_unknown,
-    refusal_of,
     scalar_text,
     secrets_in,
     text_at,
@@ -69,17 +67,21 @@ def looks_like(document: object, file_name: str) -> bool:
 
 
 def convert(tree: Tree, file_name: str) -> Imported:
-    try:
-        return checked(draft_of(tree))
-    except FileRefused as refused:
-        return refusal_of(KIND, tree, str(refused))
-    except Unconvertible as reason:
-        return refusal_of(KIND, tree, f"it {reason}")
+    return converted(KIND, draft_of, tree, file_name)
 
 
-def draft_of(tree: Tree) -> Draft:
+def draft_of(tree: Tree, file_name: str) -> Draft:
     """Return the workflow before it is checked. Raises FileRefused or Unconvertible."""
     return _File(new_draft(KIND, tree), tree.value).convert()
+
+
+@value
+class _Deferred:
+    """A command with `defer`."""
+
+    script: str
+    path: ForeignPath
+    reached: str | None  # the step whose success says that the `defer` was reached
 
 
 @record
@@ -284,7 +286,7 @@ class _File:
             for name in [name for name in self.draft.steps if name not in before and name not in self.computed]:
                 del self.draft.steps[name]
             self.once = {key: ends for key, ends in self.once.items() if not set(ends) - self.draft.steps.keys()}
-            for name in [name for name in self.draft.final if name.startswith(f"{call.prefix}-finally")]:
+            for name in [name for name in self.draft.final if name.startswith(f"{call.prefix}-deferred")]:
                 del self.draft.final[name]
             name = self.draft.name(call.prefix)
             waits = {"depends_on": after, "accept_skipped": True} if after else {}
@@ -300,6 +302,7 @@ class _TaskDraft:
         self.file, self.draft, self.call, self.task = file, file.draft, call, task
         self.after: list[str] = []
         self.buffer: list[str] = []
+        self.deferred: list[_Deferred] = []
         self.prelude = self._options()
 
     def convert(self, after: list[str]) -> list[str]:
@@ -332,6 +335,7 @@ class _TaskDraft:
         for number, cmd in enumerate(cmds):
             self._add_command(cmd, (*path, "cmds", number))
         self._flush()
+        self._add_deferred()
         return self.after
 
     # --- what is asked before
@@ -423,17 +427,18 @@ class _TaskDraft:
 
     def _add(self, script: str, what: str) -> str:
         name = self.draft.name(f"{self.call.prefix}-{what}" if what else self.call.prefix)
-        step = self.file._step(self.call, script, self.after)
+        self.draft.add(name, self._step(script, self.after), self.call.path)
+        self.after = [name]
+        return name
+
+    def _step(self, script: str, after: list[str]) -> dict[str, Any]:
+        step = self.file._step(self.call, script, after)
         if folder := text_at(self.draft, self.task, "dir", self.call.path):
             step["cwd"] = self._text(folder)
             self.draft.differ((*self.call.path, "dir"), "the folder has to be there already")
         if files := self.file._env_files(self.task, self.call.path):
             step["env_file"] = files
-        if may_write("tags"):
-            step["tags"] = [re.sub(r"[^\w.-]", "-", self.call.root)]
-        self.draft.add(name, step, self.call.path)
-        self.after = [name]
-        return name
+        return {**step, "tags": [re.sub(r"[^\w.-]", "-", self.call.root)]}
 
     # --- commands
 
@@ -501,17 +506,40 @@ class _TaskDraft:
         self.buffer.append(script)
 
     def _defer(self, written: Any, path: ForeignPath) -> None:
-        if not isinstance(written, str) or not may_write("finally"):
-            self.draft.lose(path, "the command at the end of the task was left out")
+        if not isinstance(written, str):
+            self.draft.lose(path, "the task at the end of this one was left out; commands can be deferred")
             return
-        step = self.file._step(self.call, self._text(written), [])
-        step.pop("depends_on", None)
-        step.pop("accept_skipped", None)
-        name = self.draft.name(f"{self.call.prefix}-finally")
-        if name in self.draft.final:
-            raise FileRefused("it has too many commands with `defer`")
-        self.draft.final[name], self.draft.paths[name] = step, path
-        self.draft.differ(path, "runs at the end of the run, not at that of the task")
+        # What follows fails apart from what was before, which decides whether the command is deferred at all.
+        before = self.after
+        self._flush()
+        reached = self.after[0] if self.after is not before else None
+        if reached is None and (before or any("outputs" in each for each in self.call.conditions)):
+            reached = self._add(":", "defer")
+        # The failure of such a command counts for nothing.
+        self.deferred.append(_Deferred(f"(\n{self._text(written.strip())}\n) || true", path, reached))
+
+    def _add_deferred(self) -> None:
+        """Write the deferred commands, the last one first: at the end of the run for a task that is asked for."""
+        ends, before = self.after, ""
+        for each in reversed(self.deferred):
+            name = self.draft.name(f"{self.call.prefix}-deferred")
+            step = self._step(self.prelude + each.script, [each.reached] if each.reached else [])
+            if self.call.above:
+                waits = dict.fromkeys([*ends, *([before] if before else [])])
+                waits.pop(each.reached or "", None)
+                step["depends_on"] = [*step.get("depends_on", []), *({one: "ended"} for one in waits)]
+                self.draft.add(name, step, each.path)
+                self.after = [*self.after, name]
+                self.draft.differ(each.path, "does not run if the run is stopped before: `finally` would, at its end")
+            else:
+                for key in ("depends_on", "accept_skipped"):
+                    step.pop(key, None)
+                if before:
+                    step["depends_on"] = {before: "ended"}
+                if each.reached:
+                    step["if"] = f"steps['{each.reached}'].status == 'succeeded'"
+                self.draft.final[name], self.draft.paths[name] = step, each.path
+            before = name
 
     def _calls(self, part: Any, path: ForeignPath) -> list[tuple[str, dict[str, Value], str | None]]:
         """Return the calls of an entry of `deps` or `cmds`: the task, its variables, and a command as a condition."""
