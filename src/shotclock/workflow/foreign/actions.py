@@ -21,6 +21,7 @@ from .common import (
     converted,
     is_scalar,
     list_at,
+    literal,
     mapping_at,
     new_draft,
     note_unknown,
@@ -51,6 +52,7 @@ _VARIABLES = re.compile(r"\$GITHUB_ENV\b|\$\{GITHUB_ENV\}")
 _WRITTEN = re.compile(
     r"""^[ \t]*echo[ \t]+["']?([A-Za-z_]\w*)=.*>>[ \t]*"?(?:\$GITHUB_ENV\b|\$\{GITHUB_ENV\})"?[ \t]*$""", re.M
 )
+_OF_GROUP = re.compile(r"\$\{\{\s*(?:github\.workflow|(?:github\.event\.)?inputs\.([A-Za-z_]\w*))\s*\}\}")
 _BEFORE = re.compile(r"\$\{?GITHUB_(PATH|STATE)\b|::(set-output|set-env|save-state|add-path)\b")
 
 
@@ -136,15 +138,17 @@ class _FileDraft:
             return
         path: ForeignPath = ("concurrency", "group") if isinstance(written, dict) else ("concurrency",)
         name = scalar_text(self.document.get("name") or self.name)
-        group = re.sub(r"\$\{\{\s*github\.workflow\s*\}\}", lambda _: name, group)
-        try:
-            made = Place(self.file, (), {}, {}).converter().template(group)
-        except Unconvertible as reason:
-            self.draft.lose(path, f"runs do not wait for each other: it {reason}")
-            return
-        if re.search(r"\{[{%](?! inputs\.\w+ \}\})", made):
+        made, end = "", 0
+        for found in _OF_GROUP.finditer(group):
+            if found[1] and found[1] not in self.file.inputs:
+                continue
+            filled = f"{{{{ inputs.{found[1]} }}}}" if found[1] else literal(name)
+            made += literal(group[end : found.start()]) + filled
+            end = found.end()
+        if "${{" in group[end:] or "${{" in made:
             self.draft.lose(path, "runs do not wait for each other: only inputs can be in the name of a group")
             return
+        made += literal(group[end:])
         self.draft.top["concurrency"] = {"group": made, "on_conflict": "cancel" if cancels else "wait"}
         if not cancels:
             self.draft.differ(path, "all runs that wait are run, one after another; there, only the newest of them")

@@ -53,6 +53,7 @@ _TASK_LOST = {
 }
 _SYSTEMS = {"linux": "Linux", "darwin": "Darwin", "freebsd": "FreeBSD", "openbsd": "OpenBSD", "netbsd": "NetBSD"}
 _MACHINES = {"amd64": ("x86_64", "amd64"), "arm64": ("aarch64", "arm64"), "386": ("i386", "i686"), "arm": ("arm*",)}
+_NOT_WHEN_STOPPED = "it does not run if the run is stopped; in `finally` it would, but only at the end of the run"
 # A line that changes nothing for the next one, each of which has a shell of its own there.
 _PLAIN = re.compile(
     r"(?!cd |exit|exec |export |set |trap |\. |source |unset |alias |umask |[A-Za-z_]\w*=)[\w./-][^\n#\\]*"
@@ -530,7 +531,7 @@ class _TaskDraft:
                 step["depends_on"] = [*step.get("depends_on", []), *({one: "ended"} for one in waits)]
                 self.draft.add(name, step, each.path)
                 self.after = [*self.after, name]
-                self.draft.differ(each.path, "does not run if the run is stopped before: `finally` would, at its end")
+                self.draft.differ(each.path, _NOT_WHEN_STOPPED)
             else:
                 for key in ("depends_on", "accept_skipped"):
                     step.pop(key, None)

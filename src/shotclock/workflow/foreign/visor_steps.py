@@ -21,7 +21,7 @@ _LEFT_OUT = {
     "triggers": "the step runs whichever files changed",
     "reuse_ai_session": "each step has a conversation of its own here",
     "session_mode": "each step has a conversation of its own here",
-    "on_finish": "write a step that waits for the last of the items",
+    "on_finish": "write a step with `depends_on: {STEP: ended}`",
     "on_init": "write the steps before this one, and let it wait for them",
     "max_runs": "a step goes back ten times at most here",
     "schedule": "there is no scheduler here: start `shotclock run` from cron",
