@@ -164,7 +164,7 @@ class _FileDraft:
             for name in [name for name in draft.steps if name not in before]:
                 del draft.steps[name]
             needs = [step for each in _needs_of(written) for step in self.file.jobs[each].exits]
-            name = draft.add(draft.name(job_id), _waiting([], needs), path)
+            name = draft.add(draft.name(job_id), _waiting(needs), path)
             draft.refuse_step(name, f"the job {reason}")
             self.file.jobs[job_id] = Job([name], [name], name)
 
@@ -300,8 +300,8 @@ class _JobDraft:
         is_asked = f"needs.{self.id}.result" in text or "needs.*.result" in text
         specials = any(expressions.uses_status(_condition_of(step, quiet=True)) for _, step in self.runs)
         if node is None and not environment and not (needs and (specials or is_asked)):
-            return _waiting([], needs)
-        gate: dict[str, Any] = _waiting([], needs)
+            return _waiting(needs)
+        gate: dict[str, Any] = _waiting(needs)
         if node is not None:
             above = [self.file.jobs[each] for each in self._ancestors()]
             place.done = [step for each in above for step in each.counted]
@@ -347,27 +347,23 @@ class _JobDraft:
             name = self.draft.name(name)
             place.is_special = False
             place.secrets, place.path = {}, path
-            node: Any = None
-            made: dict[str, Any] = {}
+            before = [*([last] if last else []), *since]
+            after_success = _waiting(before) if before else copy.deepcopy(entry)
+            made = after_success
             reason = None
             try:
                 node = _condition_of(step)
                 is_special = bool(place.done) and place.uses_status(node)
                 if is_special:
-                    before = [*([last] if last else []), *since]
-                    made["depends_on"] = [
-                        *([self.made.gate] if self.made.gate else []),
-                        *({each: "ended"} for each in before),
-                    ]
-                else:
-                    made = _waiting([*([last] if last else []), *since], []) if last or since else copy.deepcopy(entry)
+                    gate = [self.made.gate] if self.made.gate else []
+                    made = {"depends_on": [*gate, *({each: "ended"} for each in before)]}
                 node = place.constant_status(node)
                 if node is not None:
                     made |= _if(place.converter().condition(node))
                 place.is_special = is_special
             except Unconvertible as unconvertible:
                 reason, is_special = f"its condition {unconvertible}", False
-                made = _waiting([*([last] if last else []), *since], []) if last or since else copy.deepcopy(entry)
+                made = after_success
             try:
                 made |= self._command(step, path, place, native) if reason is None else {}
             except Unconvertible as unconvertible:
@@ -471,9 +467,8 @@ def _if(condition: str | bool) -> dict[str, Any]:
     return {} if condition is True else {"if": condition}
 
 
-def _waiting(strict: list[str], others: list[str]) -> dict[str, Any]:
-    names = list(dict.fromkeys([*strict, *others]))
-    return {"depends_on": names, "accept_skipped": True} if names else {}
+def _waiting(names: list[str]) -> dict[str, Any]:
+    return {"depends_on": list(dict.fromkeys(names)), "accept_skipped": True} if names else {}
 
 
 def _artifacts(with_: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from ...core.value_types import field, record
 from ...core.visible_text import looks_secret
-from ..lint import lint
-from ..loader import Finding, load_text
+from ..loader import Finding
 from ..schema import STEP_NAME_LIMIT
 from ..yaml_reader import Tree, quote
 from .result import Imported, Notes
+from .writer import find_errors
 
 STEPS_LIMIT = 300
 CHECKS_LIMIT = 5  # a refused step may leave another mistake
@@ -131,12 +131,11 @@ def checked(draft: Draft) -> Imported:
 def _errors_in(document: Mapping[str, Any]) -> list[Finding]:
     """Return the mistakes in a workflow. JSON is YAML, too."""
     try:
-        data = json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+        text.encode()
     except ValueError as error:  # half a character, or a number that is none
         return [Finding("file/encoding", f"cannot be written: {error}")]
-    loaded = load_text(data, "workflow.yaml", NOWHERE)
-    found = list(loaded.findings) if loaded.workflow is None else lint(loaded)
-    return [each for each in found if each.is_error]
+    return find_errors(text, NOWHERE)
 
 
 def _is_of_step(found: Finding, draft: Draft) -> bool:

@@ -33,6 +33,8 @@ from .dagu_variables import Variables
 from .result import Imported
 
 KIND = "dagu"
+HANDLER_SECONDS = 60  # of a handler without a timeout, in a file that has one
+RESERVE_SECONDS = 1  # of each handler, which `check` counts as well
 GROUP_LIMIT = 200  # characters of the name of a group of runs
 
 # The old names of keys, by the new ones.
@@ -483,12 +485,28 @@ class _File:
             draft.final[name], draft.paths[name] = made, path
             try:
                 draft.final[name] = {**made, **self._settings(step, path)}
+                if (seconds := self._seconds(step.part, "timeout_sec", path)) is not None:  # also if the run has less
+                    draft.final[name]["timeout"] = f"{seconds}s"
                 self._add_outcome(draft.final[name])
             except Unconvertible as reason:
                 draft.refuse_step(name, f"it {reason}")
+        self._add_time()
         for kind, written in handlers.items():
             if kind != "init":
                 draft.lose(("handler_on", written), "there is no such handler here")
+
+    def _add_time(self) -> None:
+        """Add the time of the handlers to that of the run. There, they run when it is over as well."""
+        seconds = self._seconds(self.document, "timeout_sec", ())
+        if seconds is None or not self.draft.final:
+            return
+        for step in self.draft.final.values():
+            step.setdefault("timeout", f"{HANDLER_SECONDS}s")
+            found = re.fullmatch(r"(\d+)s", step["timeout"])
+            seconds += RESERVE_SECONDS + (int(found[1]) if found else HANDLER_SECONDS)
+        self.draft.top["timeout"] = f"{seconds}s"
+        message = f"a handler has {HANDLER_SECONDS} seconds or its own timeout, which were added to that of the run"
+        self.draft.differ(("timeout_sec",), message)
 
     def _outcome(self, kind: str) -> str | None:
         """Return the condition of a handler. Where the preconditions are not met, the run counts as aborted there."""
