@@ -106,7 +106,7 @@ def test_the_handlers_of_dagu_have_time_of_their_own_after_the_timeout(run: Run,
     text = import_file(str(HERE / "dagu" / "handlers-late.yaml"), "dagu").text
     assert "timeout: 130s\n" in text  # 2 for the steps; 60, 5 and 60 for the handlers, and one more for each
     envelope = run(text)
-    assert envelope.error is not None and envelope.error.code == "TIMEOUT"
+    assert envelope.error is not None and envelope.error["code"] == "TIMEOUT"
     assert (tmp_path / "audit").read_text().splitlines() == ["failure", "exit failed late"]
 
 
@@ -122,3 +122,33 @@ def test_check_plan_and_run_name_the_command_that_imports(
         ran = shotclock(command, file, "--json", cwd=tmp_path, env={"SHOTCLOCK_HOME": str(tmp_path / "home")})
         assert ran.code == 2
         assert f"shotclock import {file}" in ran.json()["error"]["suggestion"]
+
+
+def test_what_cannot_be_imported_says_what_to_do(shotclock: Command, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "ours.yaml").write_text("steps: {a: {exec: echo a}}\n")
+    (tmp_path / "any.json").write_text('{"a": 1}')
+    (tmp_path / "text.txt").write_text("hello\n")
+    (tmp_path / "ci.yml").write_text("on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{run: echo a}]}}\n")
+    hints = {
+        ("-",): ("ARG_ERROR", "write it to a file"),
+        ("missing.yml",): ("FILE_NOT_FOUND", "check the spelling"),
+        ("folder",): ("FILE_UNREADABLE", "name a file"),
+        ("ours.yaml",): ("WORKFLOW_INVALID", "run it with `shotclock run ours.yaml`"),
+        ("any.json",): ("WORKFLOW_INVALID", "--kind visor|actions|taskfile|dagu"),
+        ("text.txt",): ("WORKFLOW_INVALID", "name a file of Visor, GitHub Actions, Task, Dagu"),
+        ("ci.yml", "--kind", "dagu"): ("WORKFLOW_INVALID", "leave out --kind"),
+    }
+    for words, (code, hint) in hints.items():
+        answer = shotclock("import", *words, "--json", cwd=tmp_path).json()
+        assert answer["error"]["code"] == code, words
+        assert hint in answer["error"]["suggestion"], words
+
+
+def test_a_file_of_json_is_imported(shotclock: Command, tmp_path: Path) -> None:
+    (tmp_path / "Taskfile.json").write_text('{"version": "3", "tasks": {"default": "echo hi"}}')
+    ran = shotclock("import", "Taskfile.json", cwd=tmp_path)
+    assert (ran.code, ran.stdout.splitlines()[0]) == (
+        0,
+        b"# Imported from Taskfile.json (taskfile) by shotclock import.",
+    )
