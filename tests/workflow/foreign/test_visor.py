@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,9 +15,9 @@ from shotclock.workflow.foreign.recognise import kind_of_file
 from shotclock.workflow.foreign.writer import find_errors
 from shotclock.workflow.yaml_reader import read_tree
 
-from .visor_files import EXPECTED, FOLDER, names, outcome_of
+from .foreign_files import HERE, names
 
-WORDS = json.loads(EXPECTED.read_text())
+FOLDER = HERE / "visor"
 SHOTCLOCK = [sys.executable, "-m", "shotclock"]
 LIMIT_S = 60
 ROUNDS = 300  # of the fuzz test
@@ -35,73 +34,6 @@ def run(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
         timeout=LIMIT_S,
         stdin=subprocess.DEVNULL,
     )
-
-
-def test_there_are_at_least_forty_files_and_some_are_refused() -> None:
-    refused = [name for name in names() if "refusal" in WORDS[name]]
-    assert len(names()) >= 40
-    assert 7 <= len(refused) <= 12
-    assert names() == sorted(WORDS)
-
-
-@pytest.mark.parametrize("name", names())
-def test_a_file_has_the_expected_notes_and_passes_check(name: str) -> None:
-    assert outcome_of(name) == WORDS[name]
-    if "notes" in WORDS[name]:
-        text = import_file(str(FOLDER / f"{name}.yaml"), "visor").text
-        assert find_errors(text, FOLDER) == []
-
-
-# What each step of an imported file gives, by file; a step that is not here is skipped or fails.
-OUTPUTS: dict[str, dict[str, Any]] = {
-    "build-and-test": {
-        "setup": "ready",
-        "build": {"version": "1.4.2", "warnings": 0},
-        "test": "tested 1.4.2",
-    },
-    "retry-flaky": {"flaky": "recovered", "after": "after recovered"},
-    "liquid-transform": {"coverage": {"lines": 81.5, "files": ["a.py", "b.py"], "branches": 0}, "gate": "ok"},
-    "script-values": {
-        "data": {"items": [{"n": 3, "ok": True}, {"n": 9, "ok": False}]},
-        "shape": {"level": "high", "count": 1, "first": 3},
-        "say": "high: 1",
-    },
-    "liquid-loops": {"names": ["web", "api", "web"], "list": "1. WEB, 2. API", "kind": "server"},
-    "groups-of-dependencies": {"from-comment": "", "triage": "triaged", "report": "triaged"},
-    "on-success-run": {"build": "built", "notify": "told"},
-    "on-fail-clean-up": {"lock": "locked", "unlock": "unlocked", "end": "ended"},
-    "environment": {"show": "test production 3", "quoted": "Try PRODUCTION 3"},
-    "inputs-and-outputs": {"greet": "hello world"},
-    "assume-guarantee": {"read": {"rows": 4, "errors": []}, "load": "loaded"},
-    "global-fail-if": {"good": {"error": False}, "own": {"error": True}},
-    "fan-in": {"list": [2, 4, 6], "double": ["4", "8", "12"], "end": "end"},
-    "anchors": {"one": "one", "two": "two"},
-    "json-parse": {"raw": "count=3", "parsed": ["x"], "use": "x 3"},
-    "numbers-printed": {"count": "5", "flag": "false", "many": "many", "five": "five", "off": "off"},
-    "question": {"ask": "yes", "deploy": "deployed"},
-}
-# Steps that run, where the outputs say nothing.
-RAN = {
-    "truthiness": {"facts", "empty-list", "empty-map", "text-false", "not-missing"},
-    "conditions": {"scan", "a", "b", "e", "f", "g"},
-    "node-script": {"data"},
-    "for-each-items": {"list", "show", "count"},
-    "words-in-commands": {"title", "use", "inside"},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*OUTPUTS, *RAN])
-def test_an_imported_file_runs_as_visor_would(name: str, tmp_path: Path) -> None:
-    written = run("import", str(FOLDER / f"{name}.yaml"), "--kind", "visor", "--output", "flow.yaml", cwd=tmp_path)
-    assert written.returncode == 0, written.stdout
-    ended = run("run", "flow.yaml", "--json", cwd=tmp_path, STAGE_NAME="x")
-    steps = json.loads(ended.stdout)["data"]["steps"]
-    outputs = {step: each["output"] for step, each in steps.items() if each["status"] == "succeeded"}
-    if name in RAN:
-        assert set(outputs) == RAN[name]
-    else:
-        assert outputs == OUTPUTS[name]
 
 
 def test_a_value_in_a_command_stays_one_word(tmp_path: Path) -> None:
@@ -133,14 +65,6 @@ def test_a_file_is_not_overwritten_without_force(tmp_path: Path) -> None:
     assert (tmp_path / "flow.yaml").read_text() == "mine"
     assert run(*words, "--force", cwd=tmp_path).returncode == 0
     assert (tmp_path / "flow.yaml").read_text().startswith("# Imported")
-
-
-def test_check_plan_and_run_point_to_import(tmp_path: Path) -> None:
-    file = str(FOLDER / "github-ops.yaml")
-    for command in ("check", "plan", "run"):
-        ended = run(command, file, "--json", cwd=tmp_path)
-        assert ended.returncode == 2
-        assert f"shotclock import {file}" in json.loads(ended.stdout)["error"]["suggestion"]
 
 
 def test_a_file_of_ours_with_a_mistake_is_not_taken_for_one_of_visor(tmp_path: Path) -> None:
@@ -207,7 +131,7 @@ def mutate(text: str, chance: random.Random) -> str:
 @pytest.mark.slow
 def test_a_damaged_file_is_imported_or_refused(tmp_path: Path) -> None:
     chance = random.Random(26)
-    texts = [(FOLDER / f"{name}.yaml").read_text() for name in names()]
+    texts = [(FOLDER / name).read_text() for name in names("visor")]
     accepted = 0
     for number in range(ROUNDS):
         file = tmp_path / "damaged.yaml"

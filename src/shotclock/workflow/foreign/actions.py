@@ -18,14 +18,13 @@ from .common import (
     FileRefused,
     ForeignPath,
     Unconvertible,
-    checked,
+    converted,
     is_scalar,
     list_at,
+    literal,
     mapping_at,
-    may_write,
     new_draft,
     note_unknown,
-    refusal_of,
     scalar_text,
     slug,
     text_at,
@@ -53,6 +52,7 @@ _VARIABLES = re.compile(r"\$GITHUB_ENV\b|\$\{GITHUB_ENV\}")
 _WRITTEN = re.compile(
     r"""^[ \t]*echo[ \t]+["']?([A-Za-z_]\w*)=.*>>[ \t]*"?(?:\$GITHUB_ENV\b|\$\{GITHUB_ENV\})"?[ \t]*$""", re.M
 )
+_OF_GROUP = re.compile(r"\$\{\{\s*(?:github\.workflow|(?:github\.event\.)?inputs\.([A-Za-z_]\w*))\s*\}\}")
 _BEFORE = re.compile(r"\$\{?GITHUB_(PATH|STATE)\b|::(set-output|set-env|save-state|add-path)\b")
 
 
@@ -65,20 +65,17 @@ def looks_like(document: object, file_name: str) -> bool:
 
 
 def convert(tree: Tree, file_name: str) -> Imported:
-    try:
-        return checked(draft_of(tree))
-    except (FileRefused, Unconvertible) as refused:
-        return refusal_of(KIND, tree, f"it {refused}" if isinstance(refused, Unconvertible) else str(refused))
+    return converted(KIND, draft_of, tree, file_name)
 
 
-def draft_of(tree: Tree) -> Draft:
+def draft_of(tree: Tree, file_name: str) -> Draft:
     """Return the workflow before it is checked. Raises FileRefused or Unconvertible."""
-    draft = new_draft(KIND, tree)
-    return _FileDraft(draft, tree.value).convert()
+    return _FileDraft(new_draft(KIND, tree), tree.value, file_name).convert()
 
 
 class _FileDraft:
-    def __init__(self, draft: Draft, document: dict[str, Any]) -> None:
+    def __init__(self, draft: Draft, document: dict[str, Any], file_name: str) -> None:
+        self.name = file_name
         env = {key: text for key, text in mapping_at(document, "env").items() if is_scalar(text)}
         self.file, self.draft, self.document = ForeignFile(draft, document, env=env), draft, document
 
@@ -136,15 +133,25 @@ class _FileDraft:
             return
         part = written if isinstance(written, dict) else {"group": written}
         group, cancels = part.get("group"), part.get("cancel-in-progress", False)
-        if (
-            not may_write("concurrency")
-            or not isinstance(group, str)
-            or "${{" in group
-            or not isinstance(cancels, bool)
-        ):
-            self.draft.lose(("concurrency",), "several runs at a time do not wait for each other")
-        else:
-            self.draft.top["concurrency"] = {"group": group, "on_conflict": "cancel" if cancels else "wait"}
+        if not isinstance(group, str) or not isinstance(cancels, bool):
+            self.draft.lose(("concurrency",), "runs do not wait for each other: it is computed")
+            return
+        path: ForeignPath = ("concurrency", "group") if isinstance(written, dict) else ("concurrency",)
+        name = scalar_text(self.document.get("name") or self.name)
+        made, end = "", 0
+        for found in _OF_GROUP.finditer(group):
+            if found[1] and found[1] not in self.file.inputs:
+                continue
+            filled = f"{{{{ inputs.{found[1]} }}}}" if found[1] else literal(name)
+            made += literal(group[end : found.start()]) + filled
+            end = found.end()
+        if "${{" in group[end:] or "${{" in made:
+            self.draft.lose(path, "runs do not wait for each other: only inputs can be in the name of a group")
+            return
+        made += literal(group[end:])
+        self.draft.top["concurrency"] = {"group": made, "on_conflict": "cancel" if cancels else "wait"}
+        if not cancels:
+            self.draft.differ(path, "all runs that wait are run, one after another; there, only the newest of them")
 
     def _convert_job(self, job_id: str, written: Any) -> None:
         draft, path = self.draft, ("jobs", job_id)
@@ -157,7 +164,7 @@ class _FileDraft:
             for name in [name for name in draft.steps if name not in before]:
                 del draft.steps[name]
             needs = [step for each in _needs_of(written) for step in self.file.jobs[each].exits]
-            name = draft.add(draft.name(job_id), _waiting([], needs), path)
+            name = draft.add(draft.name(job_id), _waiting(needs), path)
             draft.refuse_step(name, f"the job {reason}")
             self.file.jobs[job_id] = Job([name], [name], name)
 
@@ -177,14 +184,14 @@ class _JobDraft:
         note_unknown(self.draft, job, _JOB_KEYS, self.path, _JOB_LOST)
         if "continue-on-error" in job and job["continue-on-error"] is not False:
             self.draft.lose((*self.path, "continue-on-error"), "jobs that need it do not run after its failure")
-        self.runs = [(number, step) for number, step in enumerate(steps) if self._is_run(number, step, steps)]
-        self.artifacts: dict[int, list[str]] = {}  # by the number of the step
+        found = [(number, self._run_of(number, step)) for number, step in enumerate(steps)]
+        self.runs = [(number, step) for number, step in found if step is not None]
         env = {key: text for key, text in mapping_at(job, "env").items() if is_scalar(text)}
         self.own_env, self.env = env, {**file.env, **env}
 
     def convert(self) -> Job:
         combinations, native = self._combinations()
-        needs = [step for each in _needs_of(self.job) for step in self.file.jobs[each].exits]
+        needs = self._exits_above()
         entry = self._add_gate(needs, combinations[0] if len(combinations) == 1 else {})
         if not self.runs:
             name = self.draft.add(self.draft.name(self.id), {**entry, "exec": ":"}, self.path)
@@ -218,9 +225,10 @@ class _JobDraft:
         if any(text.startswith("macos") for text in texts):
             self.draft.differ((*self.path, "runs-on"), "it runs on this machine, whatever its system is")
 
-    def _is_run(self, number: int, step: dict[str, Any], steps: list[Any]) -> bool:
+    def _run_of(self, number: int, step: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a step that runs a command or keeps files, or None with a note."""
         if "run" in step:
-            return True
+            return {key: value for key, value in step.items() if key != "artifacts"}
         uses, path = str(step.get("uses", "")), (*self.path, "steps", number)
         action = uses.partition("@")[0]
         with_ = mapping_at(step, "with")
@@ -233,20 +241,14 @@ class _JobDraft:
         elif action.startswith("actions/setup-"):
             wanted = ", ".join(f"{key} {with_[key]}" for key in with_ if "version" in key and is_scalar(with_[key]))
             self.draft.differ(path, f"{action} was left out: install {wanted or 'it'} before the run")
-        elif action == "actions/upload-artifact" and may_write("artifacts") and self._keep(number, with_, steps):
-            pass
+        elif action == "actions/upload-artifact":
+            try:
+                return {**step, "name": step.get("name", "artifacts"), "run": ":", "artifacts": _artifacts(with_)}
+            except Unconvertible as reason:
+                self.draft.lose((*path, "with", "path"), f"the files are not kept: it {reason}")
         else:
             self.draft.lose(path, f"the action {quote(uses)} was left out" if uses else "it has no `run`")
-        return False
-
-    def _keep(self, number: int, with_: dict[str, Any], steps: list[Any]) -> bool:
-        """Return whether the paths of an artifact become those of the `run` step before it."""
-        before = [each for each in range(number) if "run" in steps[each]]
-        paths = with_.get("path")
-        if not before or not isinstance(paths, str) or "${{" in paths:
-            return False
-        steps[before[-1]] = {**steps[before[-1]], "artifacts": paths.split()}
-        return True
+        return None
 
     def _combinations(self) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
         """Return the combinations, and the matrix if one step can have it as its own."""
@@ -298,12 +300,14 @@ class _JobDraft:
         is_asked = f"needs.{self.id}.result" in text or "needs.*.result" in text
         specials = any(expressions.uses_status(_condition_of(step, quiet=True)) for _, step in self.runs)
         if node is None and not environment and not (needs and (specials or is_asked)):
-            return _waiting([], needs)
-        gate: dict[str, Any] = _waiting([], needs)
+            return _waiting(needs)
+        gate: dict[str, Any] = _waiting(needs)
         if node is not None:
-            place.done = [step for each in self._ancestors() for step in self.file.jobs[each].counted]
+            above = [self.file.jobs[each] for each in self._ancestors()]
+            place.done = [step for each in above for step in each.counted]
+            place.gates = [each.gate for each in above if each.gate is not None]
             if place.uses_status(node) and needs:
-                gate = self._after_all(node, place, needs, self.path)
+                gate = {"depends_on": [{name: "ended"} for name in needs]}
             node = place.constant_status(node)
             gate |= {} if node is None else _if(place.converter().condition(node))
         if environment:
@@ -319,13 +323,16 @@ class _JobDraft:
             found += [each for each in _needs_of(self.file.document["jobs"][job_id]) if each not in found]
         return found
 
-    def _after_all(self, node: Any, place: Place, others: list[str], path: ForeignPath) -> dict[str, Any]:
-        """Return the dependencies of a condition that is asked after failures as well."""
-        if may_write("ended"):
-            return {"depends_on": [{name: "ended"} for name in others]}
-        place.is_after_success = True
-        self.draft.lose((*path, "if"), "runs only after success here, not after a failure")
-        return _waiting([], others)
+    def _exits_above(self) -> list[str]:
+        """Return the last steps of the jobs that have to succeed.
+
+        Those of all ancestors, if one of them runs after a failure: it does not make up for the failure.
+        """
+        found, above = _needs_of(self.job), self._ancestors()
+        jobs = self.file.document["jobs"]
+        if any(expressions.uses_status(_condition_of(jobs[each], quiet=True)) for each in above):
+            found = above
+        return [step for each in found for step in self.file.jobs[each].exits]
 
     def _add_steps(self, prefix: str, place: Place, entry: dict[str, Any], native: dict[str, Any] | None) -> list[str]:
         last: str | None = None
@@ -338,40 +345,30 @@ class _JobDraft:
             text = re.sub(r"\$\{\{.*?\}\}", "", text)
             name = prefix if len(self.runs) == 1 else f"{prefix}-{slug(text)[:40] if text else number + 1}"
             name = self.draft.name(name)
-            place.is_after_success = place.is_special = False
+            place.is_special = False
             place.secrets, place.path = {}, path
-            node: Any = None
-            made: dict[str, Any] = {}
+            before = [*([last] if last else []), *since]
+            after_success = _waiting(before) if before else copy.deepcopy(entry)
+            made = after_success
             reason = None
             try:
                 node = _condition_of(step)
                 is_special = bool(place.done) and place.uses_status(node)
-                if is_special and not may_write("ended") and place.only_after_failure(node):
-                    self.draft.lose((*path, "if"), "the step was left out: it runs after a failure only")
-                    continue
-                if is_special and may_write("ended"):
-                    before = [*([last] if last else []), *since]
-                    made["depends_on"] = [
-                        *([self.made.gate] if self.made.gate else []),
-                        *({each: "ended"} for each in before),
-                    ]
-                else:
-                    if is_special:
-                        self._after_all(node, place, [], path)
-                    made = _waiting([*([last] if last else []), *since], []) if last or since else copy.deepcopy(entry)
+                if is_special:
+                    gate = [self.made.gate] if self.made.gate else []
+                    made = {"depends_on": [*gate, *({each: "ended"} for each in before)]}
                 node = place.constant_status(node)
                 if node is not None:
                     made |= _if(place.converter().condition(node))
-                is_special = place.is_special = is_special and may_write("ended")
+                place.is_special = is_special
             except Unconvertible as unconvertible:
                 reason, is_special = f"its condition {unconvertible}", False
-                made = _waiting([*([last] if last else []), *since], []) if last or since else copy.deepcopy(entry)
+                made = after_success
             try:
                 made |= self._command(step, path, place, native) if reason is None else {}
             except Unconvertible as unconvertible:
                 reason = f"it {unconvertible}"
-            if may_write("tags"):
-                made["tags"] = [slug(self.id)]
+            made["tags"] = [slug(self.id)]
             self.draft.add(name, made, path)
             if reason is not None:
                 self.draft.refuse_step(name, reason)
@@ -385,7 +382,10 @@ class _JobDraft:
         self, step: dict[str, Any], path: ForeignPath, place: Place, native: dict[str, Any] | None
     ) -> dict[str, Any]:
         draft = self.draft
-        note_unknown(draft, step, _STEP_KEYS | {"artifacts"}, path, {})
+        if "artifacts" in step:
+            goes_on = {"continue_on_failure": True} if step.get("continue-on-error") is True else {}
+            return {"exec": ":", "artifacts": step["artifacts"], **goes_on}
+        note_unknown(draft, step, _STEP_KEYS, path, {})
         script = step["run"]
         if not isinstance(script, str) or not script.strip():
             raise Unconvertible("has no command")
@@ -430,7 +430,6 @@ class _JobDraft:
         name = step.get("name")
         made["description"] = name if isinstance(name, str) and "${{" not in name else None
         made["matrix"] = native
-        made["artifacts"] = step.get("artifacts")
         return {key: value for key, value in made.items() if value is not None and value != {}}
 
     def _setting(self, step: dict[str, Any], key: str) -> str | None:
@@ -468,9 +467,21 @@ def _if(condition: str | bool) -> dict[str, Any]:
     return {} if condition is True else {"if": condition}
 
 
-def _waiting(strict: list[str], others: list[str]) -> dict[str, Any]:
-    names = list(dict.fromkeys([*strict, *others]))
-    return {"depends_on": names, "accept_skipped": True} if names else {}
+def _waiting(names: list[str]) -> dict[str, Any]:
+    return {"depends_on": list(dict.fromkeys(names)), "accept_skipped": True} if names else {}
+
+
+def _artifacts(with_: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the `artifacts` of an upload. Raises Unconvertible."""
+    text, missing = with_.get("path"), with_.get("if-no-files-found", "warn")
+    if not isinstance(text, str) or missing not in ("warn", "error", "ignore"):
+        raise Unconvertible("has no path" if text is None else "has a path or a setting that is not known here")
+    paths = [line.strip() for line in re.sub(r"\$\{\{ *github\.workspace *\}\}/", "", text).splitlines()]
+    paths = [each.removeprefix("./") for each in paths if each]
+    if wrong := next((each for each in paths if each[0] in "/~!" or "${{" in each or ".." in each.split("/")), None):
+        raise Unconvertible(f"names {quote(wrong)}, and only fixed paths below the working directory can be kept")
+    more = {} if missing == "warn" else {"if_missing": missing}
+    return [{"path": each, **more} for each in paths]
 
 
 def _needs_of(job: Any) -> list[str]:

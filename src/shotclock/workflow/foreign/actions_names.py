@@ -63,7 +63,8 @@ class Place:
         self.set_by: dict[str, Step] = {}  # the variables that steps wrote to $GITHUB_ENV
         self.written_here: list[str] = []
         self.secrets: dict[str, None] = {}
-        self.in_variables = self.is_after_success = self.is_special = False
+        self.gates: list[str] = []  # the steps that are skipped with a job above
+        self.in_variables = self.is_special = False
 
     def converter(self) -> Converter:
         return Converter(self.lookup, self.status)
@@ -105,15 +106,11 @@ class Place:
         node = expressions.without_success(node)
         return expressions.uses_status(node) or _mentions_results(node)
 
-    def only_after_failure(self, node: Any) -> bool:
-        calls = set(_calls_of(node))
-        return bool(calls) and not calls & {"always", "success"} and not _is_negated(node)
-
     def constant_status(self, node: Any) -> Any:
         """Return a condition without the `success()` that holds anyway."""
         return (
             node
-            if self.done and not self.is_after_success and expressions.uses_status(expressions.without_success(node))
+            if self.done and expressions.uses_status(expressions.without_success(node))
             else expressions.without_success(node)
         )
 
@@ -124,8 +121,13 @@ class Place:
             )
             return static(False)
         failed = [f"steps['{each}'].status not in ['succeeded', 'skipped']" for each in self.done]
-        if name == "always" or not failed or self.is_after_success:
+        if name == "always" or not failed:
+            if failed:
+                message = "always() does not include a run that is stopped: move the step to `finally` if it has to"
+                self.file.draft.differ((*self.path, "if"), message)
             return static(name != "failure")
+        if name == "success":
+            failed += [f"steps['{each}'].status == 'skipped'" for each in self.gates]
         any_failed = f"({' or '.join(failed)})"
         return Term(any_failed if name == "failure" else f"not {any_failed}", "bool")
 
@@ -270,13 +272,3 @@ def _mentions_results(node: Any) -> bool:
         return node.parts[0] == "needs" and "result" in node.parts
     inside = node.sides if isinstance(node, Operation) else node.arguments if isinstance(node, expressions.Call) else []
     return any(map(_mentions_results, inside))
-
-
-def _calls_of(node: Any) -> list[str]:
-    if isinstance(node, expressions.Call):
-        return [node.name, *(name for each in node.arguments for name in _calls_of(each))]
-    return [name for side in node.sides for name in _calls_of(side)] if isinstance(node, Operation) else []
-
-
-def _is_negated(node: Any) -> bool:
-    return isinstance(node, Operation) and (node.mark == "!" or any(map(_is_negated, node.sides)))

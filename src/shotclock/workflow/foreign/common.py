@@ -5,30 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...core.value_types import field, record
 from ...core.visible_text import looks_secret
-from ..lint import lint
-from ..loader import Finding, load_text
+from ..loader import Finding
 from ..schema import STEP_NAME_LIMIT
 from ..yaml_reader import Tree, quote
 from .result import Imported, Notes
-
-# Keys of a workflow that may be written: of `finally`, `ended`, `tags`, `concurrency` and `artifacts`.
-SUPPORTED: frozenset[str] = frozenset()
+from .writer import find_errors
 
 STEPS_LIMIT = 300
 CHECKS_LIMIT = 5  # a refused step may leave another mistake
 NOWHERE = Path("/nonexistent")  # files beside the workflow are not looked at
 
 ForeignPath = tuple[str | int, ...]
-
-
-def may_write(key: str) -> bool:
-    return key in SUPPORTED
 
 
 class FileRefused(Exception):
@@ -105,8 +98,14 @@ def new_draft(kind: str, tree: Tree) -> Draft:
     return Draft(kind, tree, Notes(tree))
 
 
-def refusal_of(kind: str, tree: Tree, reason: str) -> Imported:
-    return Imported(kind, None, (), reason)
+def converted(kind: str, draft_of: Callable[[Tree, str], Draft], tree: Tree, file_name: str) -> Imported:
+    """Return the file if it can be drafted and passes the checker."""
+    try:
+        return checked(draft_of(tree, file_name))
+    except FileRefused as refused:
+        return Imported(kind, None, (), str(refused))
+    except Unconvertible as reason:
+        return Imported(kind, None, (), f"it {reason}")
 
 
 def checked(draft: Draft) -> Imported:
@@ -132,12 +131,11 @@ def checked(draft: Draft) -> Imported:
 def _errors_in(document: Mapping[str, Any]) -> list[Finding]:
     """Return the mistakes in a workflow. JSON is YAML, too."""
     try:
-        data = json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+        text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+        text.encode()
     except ValueError as error:  # half a character, or a number that is none
         return [Finding("file/encoding", f"cannot be written: {error}")]
-    loaded = load_text(data, "workflow.yaml", NOWHERE)
-    found = list(loaded.findings) if loaded.workflow is None else lint(loaded)
-    return [each for each in found if each.is_error]
+    return find_errors(text, NOWHERE)
 
 
 def _is_of_step(found: Finding, draft: Draft) -> bool:

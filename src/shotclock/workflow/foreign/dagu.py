@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 from ...core.value_types import field, record
@@ -17,15 +18,13 @@ from .common import (
     ForeignPath,
     Unconvertible,
     both,
-    checked,
+    converted,
     is_scalar,
     literal,
     mapping_at,
-    may_write,
     new_draft,
     note_unknown,
     output_of,
-    refusal_of,
     scalar_text,
     slug,
     text_at,
@@ -34,6 +33,9 @@ from .dagu_variables import Variables
 from .result import Imported
 
 KIND = "dagu"
+HANDLER_SECONDS = 60  # of a handler without a timeout, in a file that has one
+RESERVE_SECONDS = 1  # of each handler, which `check` counts as well
+GROUP_LIMIT = 200  # characters of the name of a group of runs
 
 # The old names of keys, by the new ones.
 _OLD = {"depend": "depends", "dir": "working_dir", "precondition": "preconditions", "run": "call"}
@@ -56,6 +58,7 @@ _STEP_LOST = {"worker_selector": "it runs here", "shell_packages": "install them
 # What a step does with these is not known to a shell.
 _OTHER = ("call", "parallel", "container", "llm", "agent", "messages", "routes", "exec", "approval", "tools", "params")
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_HANDLERS = {"cancel": "abort"}  # the older name of a handler
 _HAS_PATH = re.compile(r"\$\{([A-Za-z_]\w*)\.[\w.-]+\}")
 
 
@@ -76,17 +79,12 @@ def looks_like(document: object, file_name: str) -> bool:
 
 
 def convert(tree: Tree, file_name: str) -> Imported:
-    try:
-        return checked(draft_of(tree))
-    except FileRefused as refused:
-        return refusal_of(KIND, tree, str(refused))
-    except Unconvertible as reason:
-        return refusal_of(KIND, tree, f"it {reason}")
+    return converted(KIND, draft_of, tree, file_name)
 
 
-def draft_of(tree: Tree) -> Draft:
+def draft_of(tree: Tree, file_name: str) -> Draft:
     """Return the workflow before it is checked. Raises FileRefused or Unconvertible."""
-    return _File(new_draft(KIND, tree), tree.value).convert()
+    return _File(new_draft(KIND, tree), tree.value, Path(file_name).stem).convert()
 
 
 def _new_name(key: str) -> str:
@@ -116,14 +114,15 @@ class _Step:
 
 
 class _File:
-    def __init__(self, draft: Draft, document: dict[str, Any]) -> None:
-        self.draft, self.document = draft, _renamed(document)
+    def __init__(self, draft: Draft, document: dict[str, Any], file_name: str) -> None:
+        self.draft, self.document, self.file_name = draft, _renamed(document), file_name
         _rename_spots(draft.tree.spots)
         self.text = json.dumps(document)
         self.is_old = any(key in self.text for key in ('"continueOn"', '"handlerOn"', '"retryPolicy"', '"maxActive'))
         self.variables = Variables(draft, self.document)
         self.first: list[str] = []  # our steps before all others
         self.reserved: set[str] = set()  # the names of all steps
+        self.unmet = ""  # the step that checks the preconditions of the file
 
     def convert(self) -> Draft:
         draft, document = self.draft, self.document
@@ -138,8 +137,9 @@ class _File:
         most = document.get("max_active_steps")
         if isinstance(most, int) and not isinstance(most, bool) and 1 <= most <= 1000:
             draft.top["max_parallelism"] = most
-        if may_write("concurrency") and document.get("max_active_runs") == 1 and draft.top["name"]:
-            draft.top["concurrency"] = {"group": draft.top["name"], "on_conflict": "wait"}
+        group = (draft.top["name"] or self.file_name)[:GROUP_LIMIT]
+        if document.get("max_active_runs") == 1 and group and literal(group) == group:
+            draft.top["concurrency"] = {"group": group, "on_conflict": "wait"}
         elif document.get("max_active_runs") not in (None, 0):
             draft.lose(("max_active_runs",), "several runs at a time do not wait for each other")
         defaults: dict[str, Any] = {"timeout": "0s"}
@@ -153,7 +153,7 @@ class _File:
         self._convert_first()
         for step in _in_order(steps):
             self._convert_step(step, steps)
-        self._convert_handlers(steps)
+        self._convert_handlers()
         return draft
 
     def _shell(self, written: Any) -> list[str] | None:
@@ -253,7 +253,8 @@ class _File:
         if script is not None:
             made = {"exec": f"{script} || {{ echo 'the preconditions are not met' >&2; exit 1; }}"}
             self.draft.differ(("preconditions",), "where they are not met, the run fails and starts no step")
-            self.first = [self.draft.add(self._free("preconditions"), made, ("preconditions",))]
+            self.unmet = self.draft.add(self._free("preconditions"), made, ("preconditions",))
+            self.first = [self.unmet]
         if "init" in handlers:
             step = self._read_step(handlers["init"], ("handler_on", "init"), 0)
             step.part.pop("name", None)
@@ -467,37 +468,64 @@ class _File:
 
     # --- handlers
 
-    def _convert_handlers(self, steps: dict[str, _Step]) -> None:
+    def _convert_handlers(self) -> None:
+        """Write the handlers as a chain of final steps: the one for the outcome, and then that for any."""
         draft = self.draft
-        handlers = _renamed(mapping_at(self.document, "handler_on"))
-        ends = [step.ends for step in steps.values()]
-        waited = {name for step in draft.steps.values() for name in step.get("depends_on", [])}
-        for kind, written in handlers.items():
-            path = ("handler_on", kind)
-            if kind == "init":
+        handlers = {_HANDLERS.get(kind, kind): kind for kind in _renamed(mapping_at(self.document, "handler_on"))}
+        for kind in ("success", "failure", "abort", "exit"):
+            if kind not in handlers:
                 continue
-            if kind not in ("success", "failure", "exit"):
-                draft.lose(path, "a run that is stopped has no handler of its own")
-                continue
-            step = self._read_step(written, path, 0)
+            written = handlers.pop(kind)
+            path = ("handler_on", written)
+            step = self._read_step(_renamed(mapping_at(self.document, "handler_on"))[written], path, 0)
             name = self._free(f"on-{kind}")
-            if kind == "success":
-                last = [each for each in ends if each not in waited]
-                self._write(name, step, {"depends_on": last, "accept_skipped": True})
-            elif kind == "failure":
-                self._write(name, step, {})
-                for each in (*ends, *self.first):
-                    reaction = draft.steps[each].get("on_fail")
-                    if draft.steps[each].get("continue_on_failure") is not True:
-                        draft.steps[each]["on_fail"] = {**(reaction or {}), "run": name}
-            elif may_write("finally"):
-                try:
-                    draft.final[name], draft.paths[name] = self._settings(step, path), path
-                except Unconvertible as reason:
-                    draft.final[name], draft.paths[name] = {}, path
-                    draft.refuse_step(name, f"it {reason}")
-            else:
-                draft.lose(path, "the handler at the end of the run was left out")
+            made: dict[str, Any] = {"depends_on": [{each: "ended"} for each in draft.final]} if draft.final else {}
+            if condition := self._outcome(kind):
+                made["if"] = condition
+            draft.final[name], draft.paths[name] = made, path
+            try:
+                draft.final[name] = {**made, **self._settings(step, path)}
+                if (seconds := self._seconds(step.part, "timeout_sec", path)) is not None:  # also if the run has less
+                    draft.final[name]["timeout"] = f"{seconds}s"
+                self._add_outcome(draft.final[name])
+            except Unconvertible as reason:
+                draft.refuse_step(name, f"it {reason}")
+        self._add_time()
+        for kind, written in handlers.items():
+            if kind != "init":
+                draft.lose(("handler_on", written), "there is no such handler here")
+
+    def _add_time(self) -> None:
+        """Add the time of the handlers to that of the run. There, they run when it is over as well."""
+        seconds = self._seconds(self.document, "timeout_sec", ())
+        if seconds is None or not self.draft.final:
+            return
+        for step in self.draft.final.values():
+            step.setdefault("timeout", f"{HANDLER_SECONDS}s")
+            found = re.fullmatch(r"(\d+)s", step["timeout"])
+            seconds += RESERVE_SECONDS + (int(found[1]) if found else HANDLER_SECONDS)
+        self.draft.top["timeout"] = f"{seconds}s"
+        message = f"a handler has {HANDLER_SECONDS} seconds or its own timeout, which were added to that of the run"
+        self.draft.differ(("timeout_sec",), message)
+
+    def _outcome(self, kind: str) -> str | None:
+        """Return the condition of a handler. Where the preconditions are not met, the run counts as aborted there."""
+        unmet = f"steps['{self.unmet}'].status == 'failed'" if self.unmet else ""
+        if kind == "failure":
+            failed = "run.status in ['failed', 'timed_out']"
+            return f"{failed} and not {unmet}" if unmet else failed
+        if kind == "abort":
+            return f"run.status == 'cancelled' or {unmet}" if unmet else "run.status == 'cancelled'"
+        return "run.status == 'succeeded'" if kind == "success" else None
+
+    def _add_outcome(self, step: dict[str, Any]) -> None:
+        """Add the variables with which Dagu tells a handler about the run, where its command uses them."""
+        aborted = f"({self._outcome('abort')})"
+        status = f"{{{{ 'aborted' if {aborted} else 'succeeded' if run.status == 'succeeded' else 'failed' }}}}"
+        values = {"DAG_RUN_STATUS": status, "DAG_RUN_ID": "{{ run.id }}", "DAG_NAME": "{{ run.name }}"}
+        used = {name: text for name, text in values.items() if re.search(rf"\b{name}\b", step.get("exec", ""))}
+        if used:
+            step["env"] = {**used, **step.get("env", {})}
 
 
 def _in_order(steps: dict[str, _Step]) -> list[_Step]:

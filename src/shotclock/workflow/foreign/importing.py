@@ -33,11 +33,18 @@ class ImportedText:
 
 def import_file(file: str, kind: str | None = None) -> ImportedText:
     """Return a foreign file as a workflow of ours that passes `check`. Raises Failure where that is not possible."""
+    if file == "-":
+        hint = "write it to a file: paths in it are relative to its folder, and the notes name its lines"
+        raise Failure("ARG_ERROR", "stdin is not read", suggestion=hint)
     path = Path(file)
     tree = _read(path)
-    found = kind or kind_of(tree.value, file)
+    recognised = kind_of(tree.value, file)
+    found = kind or recognised
     if found is None:
         raise _not_recognised(path)
+    if recognised is not None and found != recognised:
+        tool, other = KINDS[recognised].tool, KINDS[found].tool
+        raise _refused(f"{path}: is a file of {tool}, and not of {other}", "leave out --kind")
     return _accepted(_convert(tree, file, found), path)
 
 
@@ -56,7 +63,9 @@ def _read(path: Path) -> Tree:
         flaw = tree.flaws[0]
         raise _refused(f"{path}:{flaw.place.line}:{flaw.place.column}: {flaw.message}", flaw.suggestion)
     if not isinstance(tree.value, dict):
-        raise _refused(f"{path}: {'is empty' if tree.value is None else 'is no mapping'}; there is nothing to import")
+        raise _refused(
+            f"{path}: {'is empty' if tree.value is None else 'is no mapping'}", f"name a file of {_known_tools()}"
+        )
     return tree
 
 
@@ -92,11 +101,17 @@ def _not_recognised(path: Path) -> Failure:
         loaded = None
     if loaded is not None and loaded.workflow is not None:
         return _refused(f"{path}: is a workflow of shotclock already", f"run it with `shotclock run {path}`")
-    known = ", ".join(kind.tool for kind in KINDS.values())
-    return _refused(f"{path}: is no file of a known tool ({known})", f"name its kind: --kind {'|'.join(KINDS)}")
+    return _refused(
+        f"{path}: is no file of a known tool ({_known_tools()})", f"name its kind: --kind {'|'.join(KINDS)}"
+    )
+
+
+def _known_tools() -> str:
+    return ", ".join(kind.tool for kind in KINDS.values())
 
 
 def _refused(message: str, suggestion: str | None = None, notes: tuple[Note, ...] = ()) -> Failure:
     errors = [{"field": note.key or "file", "message": describe(note)} for note in notes]
     context = {"errors": errors} if errors else {}
-    return Failure("WORKFLOW_INVALID", message, suggestion=suggestion, context=context)
+    hint = "correct what error.errors lists" if errors else "change this in the file, then call again"
+    return Failure("WORKFLOW_INVALID", message, suggestion=suggestion or hint, context=context)

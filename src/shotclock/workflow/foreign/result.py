@@ -47,7 +47,3 @@ class Notes:
     def in_order(self) -> tuple[Note, ...]:
         """Return the notes by line."""
         return tuple(sorted(self.written, key=lambda note: note.line))
-
-
-# Keys of ours that a conversion may use. `tags` can be taken out where runs do not know it.
-SUPPORTED = frozenset({"tags"})

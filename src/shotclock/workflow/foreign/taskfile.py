@@ -7,7 +7,6 @@ import re
 import shlex
 from typing import Any
 
-from ...core.value_types import field, record
 from ..yaml_reader import Tree, quote
 from .common import (
     Draft,
@@ -15,21 +14,20 @@ from .common import (
     ForeignPath,
     Unconvertible,
     both,
-    checked,
+    converted,
     in_quotes,
     is_scalar,
     list_at,
     literal_variable,
     mapping_at,
-    may_write,
     new_draft,
     note_unknown,
-    refusal_of,
     scalar_text,
     secrets_in,
     text_at,
 )
 from .result import Imported
+from .taskfile_call import Call, Deferred, pattern_of, steps_in
 from .taskfile_templates import Expression, Value, known_text, template_of, value_of
 
 KIND = "taskfile"
@@ -53,8 +51,7 @@ _TASK_LOST = {
     "watch": "files are not watched",
     "use_gitignore": "files are not compared",
 }
-_SYSTEMS = {"linux": "Linux", "darwin": "Darwin", "freebsd": "FreeBSD", "openbsd": "OpenBSD", "netbsd": "NetBSD"}
-_MACHINES = {"amd64": ("x86_64", "amd64"), "arm64": ("aarch64", "arm64"), "386": ("i386", "i686"), "arm": ("arm*",)}
+_NOT_WHEN_STOPPED = "it does not run if the run is stopped; in `finally` it would, but only at the end of the run"
 # A line that changes nothing for the next one, each of which has a shell of its own there.
 _PLAIN = re.compile(
     r"(?!cd |exit|exec |export |set |trap |\. |source |unset |alias |umask |[A-Za-z_]\w*=)[\w./-][^\n#\\]*"
@@ -69,32 +66,12 @@ def looks_like(document: object, file_name: str) -> bool:
 
 
 def convert(tree: Tree, file_name: str) -> Imported:
-    try:
-        return checked(draft_of(tree))
-    except FileRefused as refused:
-        return refusal_of(KIND, tree, str(refused))
-    except Unconvertible as reason:
-        return refusal_of(KIND, tree, f"it {reason}")
+    return converted(KIND, draft_of, tree, file_name)
 
 
-def draft_of(tree: Tree) -> Draft:
+def draft_of(tree: Tree, file_name: str) -> Draft:
     """Return the workflow before it is checked. Raises FileRefused or Unconvertible."""
     return _File(new_draft(KIND, tree), tree.value).convert()
-
-
-@record
-class _Call:
-    """One call of a task."""
-
-    root: str  # the task that is asked for
-    task: str
-    prefix: str  # of the names of its steps
-    path: ForeignPath
-    variables: dict[str, Value]
-    conditions: list[str]
-    above: tuple[str, ...] = ()
-    env: dict[str, Any] = field(default_factory=dict)
-    used: set[str] = field(default_factory=set)  # steps that compute a variable, since the last step was written
 
 
 class _File:
@@ -148,7 +125,7 @@ class _File:
         for name in roots:
             condition = f"inputs.task in [{', '.join(map(in_quotes, names[name]))}]"
             condition = condition if len(names[name]) > 1 else f"inputs.task == {in_quotes(name)}"
-            self.expand(_Call(name, name, name, ("tasks", name), {}, [condition]), [])
+            self.expand(Call(name, name, name, ("tasks", name), {}, [condition]), [])
         for step, users in self.computed.items():
             draft.steps[step]["if"] = (
                 f"inputs.task in [{', '.join(in_quotes(n) for u in sorted(users) for n in names[u])}]"
@@ -186,10 +163,10 @@ class _File:
 
     # --- variables
 
-    def lookup(self, call: _Call, name: str) -> Value:
+    def lookup(self, call: Call, name: str) -> Value:
         if name in call.variables:
             value = call.variables[name]
-            call.used |= _steps_in(value)
+            call.used |= steps_in(value)
             return value
         if name in ("TASK", "ALIAS"):
             return call.task
@@ -208,11 +185,11 @@ class _File:
             raise Unconvertible(f"uses {{{{.{name}}}}}")
         return self._from_environment(call, name)
 
-    def _from_environment(self, call: _Call, name: str) -> Value:
+    def _from_environment(self, call: Call, name: str) -> Value:
         self.draft.differ(call.path, f"{name} is taken from the environment")
         return Expression(f"(env.{name} | default(''))")
 
-    def _global(self, call: _Call, name: str) -> Value:
+    def _global(self, call: Call, name: str) -> Value:
         self._count()
         if self.resolving[-1:] == [name]:  # `NAME: '{{.NAME | default "x"}}'` is the way to let a caller set it
             return self._from_environment(call, name)
@@ -220,16 +197,16 @@ class _File:
             raise Unconvertible(f"uses the variable {name}, which uses itself")
         self.resolving.append(name)
         try:
-            inner = _Call(call.root, call.task, f"var-{name}", ("vars", name), {}, [])
+            inner = Call(call.root, call.task, f"var-{name}", ("vars", name), {}, [])
             value = self.value(inner, self.vars[name], f"var-{name}", [], is_global=True)
         finally:
             self.resolving.pop()
-        call.used |= inner.used | _steps_in(value)
-        for step in _steps_in(value) | inner.used:
+        call.used |= inner.used | steps_in(value)
+        for step in steps_in(value) | inner.used:
             self.computed.get(step, set()).add(call.root)
         return value
 
-    def value(self, call: _Call, written: Any, name: str, after: list[str], *, is_global: bool = False) -> Value:
+    def value(self, call: Call, written: Any, name: str, after: list[str], *, is_global: bool = False) -> Value:
         """Return the value of a variable; one of a command is the output of a step."""
         if is_scalar(written):
             return value_of(scalar_text(written), lambda each: self.lookup(call, each))
@@ -251,8 +228,8 @@ class _File:
             self.computed[made] = set()
         return Expression(f"outputs['{self.draft.add(made, step, call.path)}']")
 
-    def _step(self, call: _Call, script: str, after: list[str]) -> dict[str, Any]:
-        used = call.used.union(*(_steps_in(Expression(text)) for text in call.env.values()))
+    def _step(self, call: Call, script: str, after: list[str]) -> dict[str, Any]:
+        used = call.used.union(*(steps_in(Expression(text)) for text in call.env.values()))
         waits = list(dict.fromkeys([*after, *sorted(used)]))
         call.used.clear()
         made: dict[str, Any] = {"exec": script, "depends_on": waits, "accept_skipped": True if waits else None}
@@ -262,7 +239,7 @@ class _File:
 
     # --- tasks
 
-    def expand(self, call: _Call, after: list[str]) -> list[str]:
+    def expand(self, call: Call, after: list[str]) -> list[str]:
         """Write the steps of a call. Return those that end it."""
         self._count()
         before = list(self.draft.steps)
@@ -284,7 +261,7 @@ class _File:
             for name in [name for name in self.draft.steps if name not in before and name not in self.computed]:
                 del self.draft.steps[name]
             self.once = {key: ends for key, ends in self.once.items() if not set(ends) - self.draft.steps.keys()}
-            for name in [name for name in self.draft.final if name.startswith(f"{call.prefix}-finally")]:
+            for name in [name for name in self.draft.final if name.startswith(f"{call.prefix}-deferred")]:
                 del self.draft.final[name]
             name = self.draft.name(call.prefix)
             waits = {"depends_on": after, "accept_skipped": True} if after else {}
@@ -296,10 +273,11 @@ class _File:
 class _TaskDraft:
     """The steps of one call of a task."""
 
-    def __init__(self, file: _File, call: _Call, task: dict[str, Any]) -> None:
+    def __init__(self, file: _File, call: Call, task: dict[str, Any]) -> None:
         self.file, self.draft, self.call, self.task = file, file.draft, call, task
         self.after: list[str] = []
         self.buffer: list[str] = []
+        self.deferred: list[Deferred] = []
         self.prelude = self._options()
 
     def convert(self, after: list[str]) -> list[str]:
@@ -332,6 +310,7 @@ class _TaskDraft:
         for number, cmd in enumerate(cmds):
             self._add_command(cmd, (*path, "cmds", number))
         self._flush()
+        self._add_deferred()
         return self.after
 
     # --- what is asked before
@@ -392,7 +371,7 @@ class _TaskDraft:
             self._add(script, "check")
 
     def _check_platforms(self) -> None:
-        if pattern := _pattern_of(list_at(self.task, "platforms")):
+        if pattern := pattern_of(list_at(self.task, "platforms")):
             test = f'case "$(uname -s)/$(uname -m)" in {pattern}) true;; *) false;; esac'
             self._decide([test], "platforms", is_needed=True)
 
@@ -423,17 +402,18 @@ class _TaskDraft:
 
     def _add(self, script: str, what: str) -> str:
         name = self.draft.name(f"{self.call.prefix}-{what}" if what else self.call.prefix)
-        step = self.file._step(self.call, script, self.after)
+        self.draft.add(name, self._step(script, self.after), self.call.path)
+        self.after = [name]
+        return name
+
+    def _step(self, script: str, after: list[str]) -> dict[str, Any]:
+        step = self.file._step(self.call, script, after)
         if folder := text_at(self.draft, self.task, "dir", self.call.path):
             step["cwd"] = self._text(folder)
             self.draft.differ((*self.call.path, "dir"), "the folder has to be there already")
         if files := self.file._env_files(self.task, self.call.path):
             step["env_file"] = files
-        if may_write("tags"):
-            step["tags"] = [re.sub(r"[^\w.-]", "-", self.call.root)]
-        self.draft.add(name, step, self.call.path)
-        self.after = [name]
-        return name
+        return {**step, "tags": [re.sub(r"[^\w.-]", "-", self.call.root)]}
 
     # --- commands
 
@@ -471,7 +451,7 @@ class _TaskDraft:
                 self.after = self._expand(task_name, variables, condition)
         elif isinstance(part.get("cmd"), str):
             note_unknown(self.draft, part, _CMD_KEYS, path, {})
-            pattern, timeout = _pattern_of(list_at(part, "platforms")), part.get("timeout")
+            pattern, timeout = pattern_of(list_at(part, "platforms")), part.get("timeout")
             if timeout is not None:
                 self._flush()
             for variables in self._items(part, path):
@@ -501,17 +481,40 @@ class _TaskDraft:
         self.buffer.append(script)
 
     def _defer(self, written: Any, path: ForeignPath) -> None:
-        if not isinstance(written, str) or not may_write("finally"):
-            self.draft.lose(path, "the command at the end of the task was left out")
+        if not isinstance(written, str):
+            self.draft.lose(path, "the task at the end of this one was left out; commands can be deferred")
             return
-        step = self.file._step(self.call, self._text(written), [])
-        step.pop("depends_on", None)
-        step.pop("accept_skipped", None)
-        name = self.draft.name(f"{self.call.prefix}-finally")
-        if name in self.draft.final:
-            raise FileRefused("it has too many commands with `defer`")
-        self.draft.final[name], self.draft.paths[name] = step, path
-        self.draft.differ(path, "runs at the end of the run, not at that of the task")
+        # What follows fails apart from what was before, which decides whether the command is deferred at all.
+        before = self.after
+        self._flush()
+        reached = self.after[0] if self.after is not before else None
+        if reached is None and (before or any("outputs" in each for each in self.call.conditions)):
+            reached = self._add(":", "defer")
+        # The failure of such a command counts for nothing.
+        self.deferred.append(Deferred(f"(\n{self._text(written.strip())}\n) || true", path, reached))
+
+    def _add_deferred(self) -> None:
+        """Write the deferred commands, the last one first: at the end of the run for a task that is asked for."""
+        ends, before = self.after, ""
+        for each in reversed(self.deferred):
+            name = self.draft.name(f"{self.call.prefix}-deferred")
+            step = self._step(self.prelude + each.script, [each.reached] if each.reached else [])
+            if self.call.above:
+                waits = dict.fromkeys([*ends, *([before] if before else [])])
+                waits.pop(each.reached or "", None)
+                step["depends_on"] = [*step.get("depends_on", []), *({one: "ended"} for one in waits)]
+                self.draft.add(name, step, each.path)
+                self.after = [*self.after, name]
+                self.draft.differ(each.path, _NOT_WHEN_STOPPED)
+            else:
+                for key in ("depends_on", "accept_skipped"):
+                    step.pop(key, None)
+                if before:
+                    step["depends_on"] = {before: "ended"}
+                if each.reached:
+                    step["if"] = f"steps['{each.reached}'].status == 'succeeded'"
+                self.draft.final[name], self.draft.paths[name] = step, each.path
+            before = name
 
     def _calls(self, part: Any, path: ForeignPath) -> list[tuple[str, dict[str, Value], str | None]]:
         """Return the calls of an entry of `deps` or `cmds`: the task, its variables, and a command as a condition."""
@@ -541,7 +544,7 @@ class _TaskDraft:
             step = self._add(f"if (\n{condition}\n) >&2; then echo yes; else echo no; fi", "if")
             conditions.append(f"outputs['{step}'] == 'yes'")
         above = (*call.above, call.task)
-        inner = _Call(call.root, name, f"{call.prefix}-{name}", ("tasks", name), variables, conditions, above)
+        inner = Call(call.root, name, f"{call.prefix}-{name}", ("tasks", name), variables, conditions, above)
         return self.file.expand(inner, self.after)
 
     def _items(self, part: dict[str, Any], path: ForeignPath) -> list[dict[str, Value]]:
@@ -568,20 +571,3 @@ class _TaskDraft:
                 for values in rounds
             ]
         raise Unconvertible(f"loops over {quote(loop)}")
-
-
-def _steps_in(value: Value) -> set[str]:
-    return set(re.findall(r"outputs\['([^']+)'\]", value.code)) if isinstance(value, Expression) else set()
-
-
-def _pattern_of(platforms: list[Any]) -> str:
-    """Return the pattern of `case` for the platforms, empty for all of them."""
-    made: list[str] = []
-    for each in platforms:
-        first, _, second = str(each).partition("/")
-        system, machine = (first, second) if first not in _MACHINES else ("", first)
-        machines = _MACHINES.get(machine, (machine or "*",))
-        made += [f"{_SYSTEMS.get(system, system or '*')}/{one}" for one in machines]
-    if not all(re.fullmatch(r"[\w*]+/[\w*]+", each) for each in made):
-        raise Unconvertible("names a platform that is not known")
-    return "|".join(made)

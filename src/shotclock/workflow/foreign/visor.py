@@ -17,58 +17,14 @@ from .writer import find_errors, text_of
 
 KIND = "visor"
 # Keys that are Visor's alone. A file of ours with a mistake must not be taken for one of Visor.
-_KEYS_OF_STEPS = frozenset(
-    [
-        "transform_js",
-        "goto_js",
-        "run_js",
-        "group",
-        "criticality",
-        "assume",
-        "guarantee",
-        "reuse_ai_session",
-        "session_mode",
-        "ai_custom_tools",
-        "ai_custom_tools_js",
-        "ai_mcp_servers",
-        "ai_mcp_servers_js",
-        "methodArgs",
-        "argsTransform",
-        "failure_conditions",
-        "on_finish",
-        "on_init",
-        "fanout",
-        "reduce",
-        "forEach",
-        "focus",
-        "triggers",
-        "appendPrompt",
-        "ai_prompt_type",
-        "ai_system_prompt",
-        "claude_code",
-        "debounce",
-    ]
-)
-_KEYS_OF_FILE = frozenset(
-    [
-        "routing",
-        "slack",
-        "frontends",
-        "memory",
-        "http_server",
-        "failure_conditions",
-        "tag_filter",
-        "workspace",
-        "sandboxes",
-        "telegram",
-        "ai_mcp_servers",
-        "max_ai_concurrency",
-        "scheduler",
-        "agent_protocol",
-        "task_tracking",
-        "limits",
-    ]
-)
+_KEYS_OF_STEPS = {"transform_js", "goto_js", "run_js", "group", "criticality", "assume", "guarantee"}
+_KEYS_OF_STEPS |= {"reuse_ai_session", "session_mode", "ai_custom_tools", "ai_custom_tools_js", "ai_mcp_servers"}
+_KEYS_OF_STEPS |= {"ai_mcp_servers_js", "methodArgs", "argsTransform", "failure_conditions", "on_finish"}
+_KEYS_OF_STEPS |= {"on_init", "fanout", "reduce", "forEach", "focus", "triggers", "appendPrompt"}
+_KEYS_OF_STEPS |= {"ai_prompt_type", "ai_system_prompt", "claude_code", "debounce"}
+_KEYS_OF_FILE = {"routing", "slack", "frontends", "memory", "http_server", "failure_conditions", "tag_filter"}
+_KEYS_OF_FILE |= {"workspace", "sandboxes", "telegram", "ai_mcp_servers", "max_ai_concurrency", "scheduler"}
+_KEYS_OF_FILE |= {"agent_protocol", "task_tracking", "limits"}
 _TYPES = frozenset({"script", "http", "memory", "noop", "log", "github", "claude-code", "http_input", "a2a", "utcp"})
 _EVENTS = re.compile(r"(pr|issue)_(opened|updated|closed|comment)|manual|webhook_received|slack_message")
 REPAIR_ROUNDS = 4
@@ -297,20 +253,9 @@ class _Conversion:
                 part["stdin"] = stdin
             if (limit := file.duration((*path, "timeout"), tool.get("timeout"), "ms")) is not None:
                 part["timeout"] = limit
-            known = {
-                "name",
-                "type",
-                "exec",
-                "description",
-                "cwd",
-                "inputSchema",
-                "env",
-                "stdin",
-                "timeout",
-                "parseJson",
-            }
+            known = {"name", "type", "exec", "description", "cwd", "inputSchema", "env", "stdin", "timeout"}
             for key in tool:
-                if key not in known:
+                if key not in known | {"parseJson"}:
                     self.notes.add((*path, key), "tools have nothing like it here")
             made[name] = part
         return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,29 +75,26 @@ class VisorFile:
         """Return a condition of JavaScript."""
         if isinstance(written, bool):
             return "true" if written else "false"
-        if not isinstance(written, str) or not written.strip():
-            self.notes.add(path, "it should be an expression")
-            return None
-        try:
-            made = condition(written, scope)
-        except Unsayable as why:
-            self.notes.add(path, f"this expression cannot be said here: {why}")
-            return None
-        self.note_once(path, STRICT)
-        return made
+        return self._converted(path, written, scope, condition, "expression")
 
     def script(self, path: Path_, written: Any, scope: Scope) -> str | None:
         """Return a script whose value is one expression, as a template."""
+        made = self._converted(path, written, scope, expression, "script")
+        return None if made is None else f"{{{{ {made} }}}}"
+
+    def _converted(
+        self, path: Path_, written: Any, scope: Scope, convert: Callable[[str, Scope], str], what: str
+    ) -> str | None:
         if not isinstance(written, str) or not written.strip():
-            self.notes.add(path, "it should be a script")
+            self.notes.add(path, f"it should be {'an' if what[0] == 'e' else 'a'} {what}")
             return None
         try:
-            made = expression(written, scope)
+            made = convert(written, scope)
         except Unsayable as why:
-            self.notes.add(path, f"this script cannot be said here: {why}")
+            self.notes.add(path, f"this {what} cannot be said here: {why}")
             return None
         self.note_once(path, STRICT)
-        return f"{{{{ {made} }}}}"
+        return made
 
     def transform(self, path: Path_, written: Any, scope: Scope) -> str | None:
         """Return a Liquid transform, whose text Visor reads as JSON, as one expression."""

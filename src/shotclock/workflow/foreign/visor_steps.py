@@ -11,7 +11,6 @@ from typing import Any
 from ...core.value_types import record, replace
 from ..templates import mentions
 from .expression import Unsayable
-from .result import SUPPORTED
 from .visor_file import Path_, VisorFile, with_output
 
 PROMPT_LIMIT, SCHEMA_LIMIT = 1_000_000, 200_000  # bytes of a file
@@ -22,7 +21,7 @@ _LEFT_OUT = {
     "triggers": "the step runs whichever files changed",
     "reuse_ai_session": "each step has a conversation of its own here",
     "session_mode": "each step has a conversation of its own here",
-    "on_finish": "write a step that waits for the last of the items",
+    "on_finish": "write a step with `depends_on: {STEP: ended}`",
     "on_init": "write the steps before this one, and let it wait for them",
     "max_runs": "a step goes back ten times at most here",
     "schedule": "there is no scheduler here: start `shotclock run` from cron",
@@ -195,7 +194,7 @@ def _order(step: _Step) -> None:
     elif each is not None:
         step.file.notes.add(step.path("forEach"), "only `forEach: true` is known")
     tags = step.left.get("tags")
-    if "tags" in SUPPORTED and isinstance(tags, list) and all(isinstance(each, str) for each in tags):
+    if isinstance(tags, list) and all(isinstance(each, str) for each in tags):
         if tags:
             step.made["tags"] = tags
         del step.left["tags"]

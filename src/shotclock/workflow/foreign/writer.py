@@ -18,76 +18,14 @@ from ..yaml_reader import read_tree
 from .result import Note
 
 # The order of keys, as the pages of docs/ write them. Keys that are not here follow in their own order.
-_FILE_KEYS = [
-    "version",
-    "name",
-    "id",
-    "description",
-    "timeout",
-    "max_parallelism",
-    "fail_fast",
-    "concurrency",
-    "env",
-    "env_file",
-    "inputs",
-    "defaults",
-    "tools",
-    "steps",
-    "checks",
-    "finally",
-    "outputs",
-]
-_STEP_KEYS = [
-    "id",
-    "name",
-    "type",
-    "description",
-    "tags",
-    "depends_on",
-    "needs",
-    "accept_skipped",
-    "if",
-    "for_each",
-    "matrix",
-    "exec",
-    "shell",
-    "stdin",
-    "output_format",
-    "url",
-    "method",
-    "headers",
-    "params",
-    "body",
-    "command",
-    "args",
-    "arguments",
-    "tool",
-    "workflow",
-    "inputs",
-    "repository",
-    "ref",
-    "path",
-    "prompt",
-    "prompt_file",
-    "placeholder",
-    "default",
-    "choices",
-    "multiline",
-    "allow_empty",
-    "ai",
-    "cwd",
-    "env",
-    "env_file",
-    "clone_timeout_ms",
-    *WORK_CLOCKS,
-    "fail_if",
-    "transform",
-    "output_schema",
-    "continue_on_failure",
-    "on_success",
-    "on_fail",
-    "approval",
-]
+_FILE_KEYS = ["version", "name", "id", "description", "timeout", "max_parallelism", "fail_fast", "concurrency"]
+_FILE_KEYS += ["env", "env_file", "inputs", "defaults", "tools", "steps", "checks", "finally", "outputs"]
+_STEP_KEYS = ["id", "name", "type", "description", "tags", "depends_on", "needs", "accept_skipped", "if"]
+_STEP_KEYS += ["for_each", "matrix", "exec", "shell", "stdin", "output_format", "url", "method", "headers"]
+_STEP_KEYS += ["params", "body", "command", "args", "arguments", "tool", "workflow", "inputs", "repository"]
+_STEP_KEYS += ["ref", "path", "prompt", "prompt_file", "placeholder", "default", "choices", "multiline"]
+_STEP_KEYS += ["allow_empty", "ai", "cwd", "env", "env_file", "clone_timeout_ms", *WORK_CLOCKS, "fail_if"]
+_STEP_KEYS += ["transform", "output_schema", "continue_on_failure", "on_success", "on_fail", "approval"]
 _MAPPINGS_OF_STEPS = ("steps", "checks", "finally")
 # A list of short plain values is written in one line.
 SHORT_LIST, LINE = 6, 90
