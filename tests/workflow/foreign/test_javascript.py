@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.workflow.foreign.expression import Scope, Unsayable
+from shotclock.workflow.foreign.expression import NameScope, Unsayable
 from shotclock.workflow.foreign.javascript import condition, expression
 from shotclock.workflow.templates import evaluate, render_value
 
@@ -35,7 +35,7 @@ SCOPE = {
     "inputs": {"who": "me"},
     "output": {"errors": ["x"], "message": "ERROR: disk"},
 }
-NAMES = Scope(
+NAMES = NameScope(
     {"o": "ai", "text": "command", "count": "command", "flag": "command", "ask": "human-input", "gone": "ai"},
     {"who": "string"},
     output="any",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shotclock.workflow.foreign.expression import Scope, Unsayable
+from shotclock.workflow.foreign.expression import NameScope, Unsayable
 from shotclock.workflow.foreign.liquid import template
 from shotclock.workflow.templates import render_text
 
@@ -22,7 +22,7 @@ SCOPE = {
     },
     "env": {"STAGE": "test"},
 }
-NAMES = Scope({"o": "ai", "ask": "human-input", "gone": "ai"})
+NAMES = NameScope({"o": "ai", "ask": "human-input", "gone": "ai"})
 
 TABLE = {
     "{{ outputs.o.name }}!": "Web API!",

@@ -11,7 +11,7 @@ from ...providers.matrix import combine
 from ..yaml_reader import Tree, quote
 from . import actions_expressions as expressions
 from .actions_expressions import Converter, parse, static
-from .actions_names import ForeignFile, Job, Place, Step, sole_expression
+from .actions_names import ActionsJob, ActionsStep, ForeignFile, JobPlace, sole_expression
 from .common import (
     STEPS_LIMIT,
     Draft,
@@ -89,7 +89,7 @@ class _FileDraft:
         self._convert_triggers()
         self._convert_concurrency()
         draft.top["defaults"] = {"timeout": f"{JOB_MINUTES // 60}h", "shell": ["bash", "+o", "pipefail"]}
-        draft.top["env"] = Place(self.file, (), {}, self.file.env).variables(self.file.env)
+        draft.top["env"] = JobPlace(self.file, (), {}, self.file.env).variables(self.file.env)
         for job_id in _in_order(jobs):
             self._convert_job(job_id, jobs[job_id])
         if len(jobs) > 1:
@@ -166,14 +166,14 @@ class _FileDraft:
             needs = [step for each in _needs_of(written) for step in self.file.jobs[each].exits]
             name = draft.add(draft.name(job_id), _waiting(needs), path)
             draft.refuse_step(name, f"the job {reason}")
-            self.file.jobs[job_id] = Job([name], [name], name)
+            self.file.jobs[job_id] = ActionsJob([name], [name], name)
 
 
 class _JobDraft:
     def __init__(self, file: ForeignFile, job_id: str, job: dict[str, Any]) -> None:
         self.file, self.draft, self.id, self.job = file, file.draft, job_id, job
         self.path: ForeignPath = ("jobs", job_id)
-        self.made = Job()
+        self.made = ActionsJob()
         if "uses" in job:
             raise FileRefused(f"the job {job_id} runs a reusable workflow, whose file is not read")
         if "container" in job:
@@ -189,7 +189,7 @@ class _JobDraft:
         env = {key: text for key, text in mapping_at(job, "env").items() if is_scalar(text)}
         self.own_env, self.env = env, {**file.env, **env}
 
-    def convert(self) -> Job:
+    def convert(self) -> ActionsJob:
         combinations, native = self._combinations()
         needs = self._exits_above()
         entry = self._add_gate(needs, combinations[0] if len(combinations) == 1 else {})
@@ -202,7 +202,7 @@ class _JobDraft:
                 [scalar_text(value) for value in values.values() if is_scalar(value)] if len(combinations) > 1 else []
             )
             prefix = slug("-".join([self.id, *of_values]))
-            place = Place(self.file, self.path, values, self.env, self.file.jobs, self.made, _needs_of(self.job))
+            place = JobPlace(self.file, self.path, values, self.env, self.file.jobs, self.made, _needs_of(self.job))
             self._check_system(place)
             self.made.exits += self._add_steps(prefix, place, entry, native)
         last = place if self.runs and len(combinations) == 1 and native is None else None
@@ -216,7 +216,7 @@ class _JobDraft:
                     self.draft.lose((*self.path, "outputs", name), f"{reason}")
         return self.made
 
-    def _check_system(self, place: Place) -> None:
+    def _check_system(self, place: JobPlace) -> None:
         wanted = self.job.get("runs-on")
         labels = wanted if isinstance(wanted, list) else [wanted]
         texts = [place.converter().template(each).lower() for each in labels if isinstance(each, str)]
@@ -263,7 +263,7 @@ class _JobDraft:
             self.draft.lose((*path, "max-parallel"), "as many run at a time as `max_parallelism` of the file allows")
         if strategy.get("fail-fast") is not False:
             self.draft.differ((*path, "matrix"), "a combination that fails does not stop the others")
-        constant = Place(self.file, self.path, {}, {})
+        constant = JobPlace(self.file, self.path, {}, {})
         made: dict[str, list[Any]] = {}
         for axis, values in matrix.items():
             if isinstance(values, str):
@@ -294,7 +294,7 @@ class _JobDraft:
 
     def _add_gate(self, needs: list[str], values: dict[str, Any]) -> dict[str, Any]:
         """Return the keys of the first steps. A job with a condition has a step that decides for all of it."""
-        place = Place(self.file, self.path, values, self.env, self.file.jobs, self.made, _needs_of(self.job))
+        place = JobPlace(self.file, self.path, values, self.env, self.file.jobs, self.made, _needs_of(self.job))
         node, environment = _condition_of(self.job), self.job.get("environment")
         text = json.dumps(self.file.document)
         is_asked = f"needs.{self.id}.result" in text or "needs.*.result" in text
@@ -334,7 +334,9 @@ class _JobDraft:
             found = above
         return [step for each in found for step in self.file.jobs[each].exits]
 
-    def _add_steps(self, prefix: str, place: Place, entry: dict[str, Any], native: dict[str, Any] | None) -> list[str]:
+    def _add_steps(
+        self, prefix: str, place: JobPlace, entry: dict[str, Any], native: dict[str, Any] | None
+    ) -> list[str]:
         last: str | None = None
         since: list[str] = []  # the steps with a status function since the last one without
         for number, step in self.runs:
@@ -375,11 +377,11 @@ class _JobDraft:
             last, since = (last, [*since, name]) if is_special else (name, [])
             goes_on = bool(made.get("continue_on_failure"))
             self.made.counted += [] if goes_on else [name]
-            place.add_step(step, Step(name, "if" not in made and not goes_on, goes_on))
+            place.add_step(step, ActionsStep(name, "if" not in made and not goes_on, goes_on))
         return [*([last] if last else []), *since]
 
     def _command(
-        self, step: dict[str, Any], path: ForeignPath, place: Place, native: dict[str, Any] | None
+        self, step: dict[str, Any], path: ForeignPath, place: JobPlace, native: dict[str, Any] | None
     ) -> dict[str, Any]:
         draft = self.draft
         if "artifacts" in step:
@@ -443,7 +445,7 @@ class _JobDraft:
             raise Unconvertible(f"has a {key} that is no text")
         return found
 
-    def _timeout(self, step: dict[str, Any], place: Place, path: ForeignPath) -> str | None:
+    def _timeout(self, step: dict[str, Any], place: JobPlace, path: ForeignPath) -> str | None:
         """Return the shorter timeout of a step and its job."""
         found = []
         for holder in (step, self.job):

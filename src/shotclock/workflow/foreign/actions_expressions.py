@@ -30,7 +30,7 @@ class Term(NamedTuple):
     is_static: bool = False
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     name: str
     arguments: list[Any]
 
@@ -39,7 +39,7 @@ class Name(NamedTuple):
     parts: list[Any]  # texts, numbers, `*`, or nodes
 
 
-class Operation(NamedTuple):
+class BinaryOperation(NamedTuple):
     mark: str
     sides: list[Any]
 
@@ -66,10 +66,10 @@ def static(value: Any) -> Term:
 
 def parse(text: str) -> Any:
     """Return the tree of an expression. Raises Unconvertible."""
-    return _Parser(text).whole()
+    return _ExpressionParser(text).whole()
 
 
-class _Parser:
+class _ExpressionParser:
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, str]] = []
         at, self._depth = 0, 0
@@ -108,14 +108,14 @@ class _Parser:
         left = self._binary(level + 1)
         while self._tokens[0][0] == "mark" and self._tokens[0][1] in self._LEVELS[level]:
             mark = self._tokens.pop(0)[1]
-            left = Operation(mark, [left, self._binary(level + 1)])
+            left = BinaryOperation(mark, [left, self._binary(level + 1)])
         return left
 
     def _unary(self) -> Any:
         self._depth += 1
         if self._depth > DEPTH_LIMIT:
             raise Unconvertible("has an expression that is nested too deep")
-        node = Operation("!", [self._unary()]) if self._take("!") else self._postfix()
+        node = BinaryOperation("!", [self._unary()]) if self._take("!") else self._postfix()
         self._depth -= 1
         return node
 
@@ -148,7 +148,7 @@ class _Parser:
         if kind == "name":
             if text in ("true", "false", "null"):
                 return static({"true": True, "false": False, "null": None}[text])
-            return Call(text.lower(), self._arguments()) if self._take("(") else Name([text])
+            return FunctionCall(text.lower(), self._arguments()) if self._take("(") else Name([text])
         if text == "(":
             node = self._binary(0)
             self._need(")")
@@ -168,18 +168,18 @@ class _Parser:
 
 def uses_status(node: Any) -> bool:
     """Return whether an expression calls `success()` or the like, which replaces the default `success()`."""
-    if isinstance(node, Call):
+    if isinstance(node, FunctionCall):
         return node.name in STATUS_FUNCTIONS or any(map(uses_status, node.arguments))
-    return isinstance(node, Operation) and any(map(uses_status, node.sides))
+    return isinstance(node, BinaryOperation) and any(map(uses_status, node.sides))
 
 
 def without_success(node: Any) -> Any:
     """Return a condition without the `success()` that it is joined to by `&&`; None if nothing is left."""
-    if node == Call("success", []):
+    if node == FunctionCall("success", []):
         return None
-    if isinstance(node, Operation) and node.mark == "&&":
+    if isinstance(node, BinaryOperation) and node.mark == "&&":
         left, right = (without_success(side) for side in node.sides)
-        return right if left is None else left if right is None else Operation("&&", [left, right])
+        return right if left is None else left if right is None else BinaryOperation("&&", [left, right])
     return node
 
 
@@ -208,7 +208,7 @@ class Converter:
     def term(self, node: Any) -> Term:
         if isinstance(node, Term):
             return node
-        if isinstance(node, Call):
+        if isinstance(node, FunctionCall):
             return self._call(node)
         if isinstance(node, Name):
             return self._lookup(
@@ -281,7 +281,7 @@ class Converter:
             return f"({term.code}) not in ['', false, none, 0]"
         return term.code if term.kind != "null" else "false"
 
-    def _call(self, call: Call) -> Term:
+    def _call(self, call: FunctionCall) -> Term:
         if call.name in STATUS_FUNCTIONS:
             return self._status(call.name)
         terms = [self._open(each) for each in call.arguments]

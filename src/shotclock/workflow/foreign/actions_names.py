@@ -6,7 +6,7 @@ from typing import Any
 
 from ...core.value_types import field, record
 from . import actions_expressions as expressions
-from .actions_expressions import Converter, Name, Operation, Term, static
+from .actions_expressions import BinaryOperation, Converter, Name, Term, static
 from .common import Draft, ForeignPath, Unconvertible, literal_variable, output_of, scalar_text
 
 _GITHUB = {"sha", "ref", "ref_name", "ref_type", "repository", "repository_owner", "actor", "event_name", "run_id"}
@@ -16,7 +16,7 @@ _SYSTEMS = {"ubuntu": "Linux", "linux": "Linux", "macos": "macOS"}
 
 
 @record
-class Job:
+class ActionsJob:
     """A job that was converted."""
 
     exits: list[str] = field(default_factory=list)  # what later jobs wait for
@@ -26,7 +26,7 @@ class Job:
 
 
 @record
-class Step:
+class ActionsStep:
     name: str
     is_certain: bool  # it always has an output when a later step runs
     goes_on: bool
@@ -38,12 +38,12 @@ class ForeignFile:
 
     draft: Draft
     document: dict[str, Any]
-    jobs: dict[str, Job] = field(default_factory=dict)
+    jobs: dict[str, ActionsJob] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)  # and their types
     env: dict[str, Any] = field(default_factory=dict)
 
 
-class Place:
+class JobPlace:
     """The names that the expressions of a job can use."""
 
     def __init__(
@@ -52,24 +52,30 @@ class Place:
         path: ForeignPath,
         values: dict[str, Any],
         env: dict[str, Any],
-        jobs: dict[str, Job] | None = None,
-        job: Job | None = None,
+        jobs: dict[str, ActionsJob] | None = None,
+        job: ActionsJob | None = None,
         needs: list[str] | None = None,
     ) -> None:
-        self.file, self.path, self.values, self.env = file, path, values, env
-        self.jobs, self.job, self.needs = jobs or {}, job or Job(), needs or []
-        self.steps: dict[str, Step] = {}
+        self.file = file
+        self.path = path
+        self.values = values
+        self.env = env
+        self.jobs: dict[str, ActionsJob] = jobs or {}
+        self.job: ActionsJob = job or ActionsJob()
+        self.needs: list[str] = needs or []
+        self.steps: dict[str, ActionsStep] = {}
         self.done: list[str] = []  # the steps whose failure `failure()` sees
-        self.set_by: dict[str, Step] = {}  # the variables that steps wrote to $GITHUB_ENV
+        self.set_by: dict[str, ActionsStep] = {}  # the variables that steps wrote to $GITHUB_ENV
         self.written_here: list[str] = []
         self.secrets: dict[str, None] = {}
         self.gates: list[str] = []  # the steps that are skipped with a job above
-        self.in_variables = self.is_special = False
+        self.in_variables: bool = False
+        self.is_special: bool = False
 
     def converter(self) -> Converter:
         return Converter(self.lookup, self.status)
 
-    def add_step(self, step: dict[str, Any], made: Step) -> None:
+    def add_step(self, step: dict[str, Any], made: ActionsStep) -> None:
         if isinstance(step.get("id"), str):
             self.steps[step["id"]] = made
         if not made.goes_on:
@@ -94,7 +100,7 @@ class Place:
     def from_steps(self) -> dict[str, Any]:
         return {name: Term(f"{{{{ {self.output(step, name)} }}}}", "text") for name, step in self.set_by.items()}
 
-    def output(self, step: Step, name: str) -> str:
+    def output(self, step: ActionsStep, name: str) -> str:
         if step.is_certain and not self.is_special:
             return output_of(step.name, name)
         part = f".{name}" if name.isidentifier() else f"['{name}']"
@@ -252,7 +258,7 @@ class Place:
         return f"('failure' if {failed} else {skipped}'success')"
 
 
-def _is_first(job: Job, file: ForeignFile) -> bool:
+def _is_first(job: ActionsJob, file: ForeignFile) -> bool:
     """Return whether a job can never be skipped as a whole, because nothing is before it."""
     return not any(file.draft.steps[name].get("depends_on") for name in job.counted[:1])
 
@@ -270,5 +276,11 @@ def sole_expression(text: str) -> str:
 def _mentions_results(node: Any) -> bool:
     if isinstance(node, Name):
         return node.parts[0] == "needs" and "result" in node.parts
-    inside = node.sides if isinstance(node, Operation) else node.arguments if isinstance(node, expressions.Call) else []
+    inside = (
+        node.sides
+        if isinstance(node, BinaryOperation)
+        else node.arguments
+        if isinstance(node, expressions.FunctionCall)
+        else []
+    )
     return any(map(_mentions_results, inside))

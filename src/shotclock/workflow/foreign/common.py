@@ -14,7 +14,7 @@ from ...core.visible_text import looks_secret
 from ..loader import Finding
 from ..schema import STEP_NAME_LIMIT
 from ..yaml_reader import Tree, quote
-from .result import Imported, Notes
+from .result import Imported, ImportNotes
 from .writer import find_errors
 
 STEPS_LIMIT = 300
@@ -38,7 +38,7 @@ class Draft:
 
     kind: str
     tree: Tree
-    notes: Notes
+    notes: ImportNotes
     top: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     final: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `finally`
@@ -95,7 +95,7 @@ def new_draft(kind: str, tree: Tree) -> Draft:
     if tree.flaws:
         flaw = tree.flaws[0]
         raise FileRefused(f"line {flaw.place.line}: {flaw.message}")
-    return Draft(kind, tree, Notes(tree))
+    return Draft(kind, tree, ImportNotes(tree))
 
 
 def converted(kind: str, draft_of: Callable[[Tree, str], Draft], tree: Tree, file_name: str) -> Imported:

@@ -84,7 +84,7 @@ def convert(tree: Tree, file_name: str) -> Imported:
 
 def draft_of(tree: Tree, file_name: str) -> Draft:
     """Return the workflow before it is checked. Raises FileRefused or Unconvertible."""
-    return _File(new_draft(KIND, tree), tree.value, Path(file_name).stem).convert()
+    return _DaguFile(new_draft(KIND, tree), tree.value, Path(file_name).stem).convert()
 
 
 def _new_name(key: str) -> str:
@@ -105,7 +105,7 @@ def _renamed(part: dict[str, Any]) -> dict[str, Any]:
 
 
 @record
-class _Step:
+class _DaguStep:
     name: str
     path: ForeignPath
     part: dict[str, Any]
@@ -113,7 +113,7 @@ class _Step:
     ends: str = ""  # our name
 
 
-class _File:
+class _DaguFile:
     def __init__(self, draft: Draft, document: dict[str, Any], file_name: str) -> None:
         self.draft, self.document, self.file_name = draft, _renamed(document), file_name
         _rename_spots(draft.tree.spots)
@@ -176,7 +176,7 @@ class _File:
 
     # --- the graph
 
-    def _read_steps(self) -> dict[str, _Step]:
+    def _read_steps(self) -> dict[str, _DaguStep]:
         written = self.document.get("steps")
         if isinstance(written, dict):
             listed: list[Any] = [
@@ -192,7 +192,7 @@ class _File:
         kind = self.document.get("type", "chain")
         if kind not in ("graph", "chain"):
             raise FileRefused(f"a DAG of type {quote(kind)} is not known here")
-        steps: dict[str, _Step] = {}
+        steps: dict[str, _DaguStep] = {}
         before: list[str] = []
         for key, entry in zip(keys, listed, strict=True):
             group = entry if isinstance(entry, list) else [entry]
@@ -222,15 +222,15 @@ class _File:
                 self.draft.differ(("steps",), message)
         return steps
 
-    def _read_step(self, written: Any, path: ForeignPath, number: int) -> _Step:
+    def _read_step(self, written: Any, path: ForeignPath, number: int) -> _DaguStep:
         part = {"command": written} if isinstance(written, str) else written
         if not isinstance(part, dict):
             raise FileRefused(f"step {number} is neither a mapping nor a command: {quote(written)}")
         part = _renamed(part)
         name = part.get("name", part.get("id"))
-        return _Step(scalar_text(name) if is_scalar(name) and name else f"step-{number}", path, part)
+        return _DaguStep(scalar_text(name) if is_scalar(name) and name else f"step-{number}", path, part)
 
-    def _find_outputs(self, steps: dict[str, _Step]) -> None:
+    def _find_outputs(self, steps: dict[str, _DaguStep]) -> None:
         for step in steps.values():
             step.ends = self._free(step.name)
             self.reserved.add(step.ends)
@@ -262,7 +262,7 @@ class _File:
             self._write(name, step, {"depends_on": list(self.first)} if self.first else {})
             self.first = [name]
 
-    def _convert_step(self, step: _Step, steps: dict[str, _Step]) -> None:
+    def _convert_step(self, step: _DaguStep, steps: dict[str, _DaguStep]) -> None:
         waits = [steps[each].ends for each in step.waits] or list(self.first)
         made: dict[str, Any] = {"depends_on": waits} if waits else {}
         guarded = [steps[each].part for each in step.waits if "preconditions" in steps[each].part]
@@ -313,7 +313,7 @@ class _File:
 
     # --- one step
 
-    def _write(self, name: str, step: _Step, made: dict[str, Any]) -> None:
+    def _write(self, name: str, step: _DaguStep, made: dict[str, Any]) -> None:
         try:
             made = {**made, **self._settings(step, step.path)}
             self.draft.add(name, made, step.path)
@@ -321,7 +321,7 @@ class _File:
             self.draft.add(name, made, step.path)
             self.draft.refuse_step(name, f"it {reason}")
 
-    def _settings(self, step: _Step, path: ForeignPath) -> dict[str, Any]:
+    def _settings(self, step: _DaguStep, path: ForeignPath) -> dict[str, Any]:
         part, draft = step.part, self.draft
         for key in _OTHER:
             if part.get(key) not in (None, [], {}):
@@ -356,7 +356,7 @@ class _File:
             made["output_format"] = "text"
         return {key: value for key, value in made.items() if value is not None}
 
-    def _work(self, step: _Step, path: ForeignPath) -> dict[str, Any]:
+    def _work(self, step: _DaguStep, path: ForeignPath) -> dict[str, Any]:
         part = step.part
         kind = part.get("executor", part.get("type", "command"))
         config = part.get("with", part.get("config", {}))
@@ -528,9 +528,9 @@ class _File:
             step["env"] = {**used, **step.get("env", {})}
 
 
-def _in_order(steps: dict[str, _Step]) -> list[_Step]:
+def _in_order(steps: dict[str, _DaguStep]) -> list[_DaguStep]:
     """Return the steps, each after those that it waits for. Raises FileRefused."""
-    made: dict[str, _Step] = {}
+    made: dict[str, _DaguStep] = {}
     while len(made) < len(steps):
         ready = {
             name: step for name, step in steps.items() if name not in made and all(each in made for each in step.waits)

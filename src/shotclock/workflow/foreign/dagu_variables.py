@@ -27,7 +27,8 @@ _SUBSTITUTION = re.compile(r"`[^`]*`|\$\(")
 
 class Variables:
     def __init__(self, draft: Draft, document: dict[str, Any]) -> None:
-        self.draft, self.document = draft, document
+        self.draft = draft
+        self.document = document
         self.inputs: dict[str, Any] = {}
         self.positions: dict[str, str] = {}
         self.env: dict[str, str] = {}  # of the file, as templates of ours

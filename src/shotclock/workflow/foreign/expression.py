@@ -77,7 +77,7 @@ def _quoted(text: str) -> str:
 
 
 @record
-class Scope:
+class NameScope:
     """The names that a foreign expression may use, and what they are here."""
 
     steps: Mapping[str, str]  # the type of each step by its name

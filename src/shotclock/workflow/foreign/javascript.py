@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from ...core.value_types import record, replace
 from .expression import (
     Code,
-    Scope,
+    NameScope,
     Unsayable,
     both,
     bounded,
@@ -20,7 +20,7 @@ from .expression import (
     same,
     truth,
 )
-from .javascript_syntax import Node, parse_expression
+from .javascript_syntax import SyntaxNode, parse_expression
 
 _SIGNS = {"===": False, "!==": True, "==": False, "!=": True}
 _TEXT_METHODS = {
@@ -33,25 +33,25 @@ _TEXT_METHODS = {
 _FALSE = "[none, false, 0, '']"
 
 
-def condition(source: str, scope: Scope) -> str:
+def condition(source: str, scope: NameScope) -> str:
     """Return a condition that holds where the JavaScript expression is true. Raises Unsayable."""
     return bounded(_Writer(scope).truth(parse_expression(source))).text
 
 
-def expression(source: str, scope: Scope) -> str:
+def expression(source: str, scope: NameScope) -> str:
     """Return an expression with the value of the JavaScript expression. Raises Unsayable."""
     return bounded(_Writer(scope).write(parse_expression(source))).as_value
 
 
 @record
 class _Writer:
-    scope: Scope
+    scope: NameScope
 
-    def write(self, node: Node) -> Code:
-        write: Callable[[Node], Code] = getattr(self, f"_{node.kind}")
+    def write(self, node: SyntaxNode) -> Code:
+        write: Callable[[SyntaxNode], Code] = getattr(self, f"_{node.kind}")
         return bounded(write(node))
 
-    def truth(self, node: Node, *, is_negated: bool = False) -> Code:
+    def truth(self, node: SyntaxNode, *, is_negated: bool = False) -> Code:
         """Return whether a value is true, without its value: `a || b` is then `a or b`."""
         if node.kind == "unary" and node.parts[0] == "!":
             return self.truth(node.parts[1], is_negated=not is_negated)
@@ -64,33 +64,33 @@ class _Writer:
 
     # --- values
 
-    def _literal(self, node: Node) -> Code:
+    def _literal(self, node: SyntaxNode) -> Code:
         return literal(node.parts[0])
 
-    def _undefined(self, node: Node) -> Code:
+    def _undefined(self, node: SyntaxNode) -> Code:
         return literal(None)
 
-    def _name(self, node: Node) -> Code:
+    def _name(self, node: SyntaxNode) -> Code:
         return self.scope.head(node.parts[0])
 
-    def _let(self, node: Node) -> Code:
+    def _let(self, node: SyntaxNode) -> Code:
         name, given, body = node.parts
         made = self.write(given)
         bound = {**self.scope.bound, name: made if made.is_tight else replace(made, text=made.operand, is_tight=True)}
         return _Writer(replace(self.scope, bound=bound)).write(body)
 
-    def _choice(self, node: Node) -> Code:
+    def _choice(self, node: SyntaxNode) -> Code:
         condition, then, otherwise = node.parts
         return choice(self.truth(condition), self.write(then), self.write(otherwise))
 
-    def _array(self, node: Node) -> Code:
+    def _array(self, node: SyntaxNode) -> Code:
         return Code(f"[{', '.join(self.write(part).as_value for part in node.parts)}]", "list")
 
-    def _object(self, node: Node) -> Code:
+    def _object(self, node: SyntaxNode) -> Code:
         pairs = (f"{literal(name).text}: {self.write(part).as_value}" for name, part in node.parts)
         return Code(f"{{{', '.join(pairs)}}}")
 
-    def _template(self, node: Node) -> Code:
+    def _template(self, node: SyntaxNode) -> Code:
         parts: list[Code] = []
         for part in node.parts:
             code = literal(part) if isinstance(part, str) else self.write(part)
@@ -102,7 +102,7 @@ class _Writer:
             return literal("")
         return Code(" ~ ".join(part.operand for part in parts), "text", is_tight=len(parts) == 1)
 
-    def _member(self, node: Node) -> Code:
+    def _member(self, node: SyntaxNode) -> Code:
         base, name, is_optional = node.parts
         code = self.write(base)
         if name == "length":
@@ -116,10 +116,10 @@ class _Writer:
             return Code(f"{code.operand} | length", "number", is_tight=False, is_filtered=True, guard=guard)
         return Code(f"{code.operand} | length", "number", is_tight=False, is_filtered=True)
 
-    def _index(self, node: Node) -> Code:
+    def _index(self, node: SyntaxNode) -> Code:
         base, index, is_optional = node.parts
         if index.kind == "literal" and isinstance(index.parts[0], str):
-            return self._member(Node("member", (base, index.parts[0], is_optional)))
+            return self._member(SyntaxNode("member", (base, index.parts[0], is_optional)))
         if index.kind == "literal" and isinstance(index.parts[0], int) and not isinstance(index.parts[0], bool):
             code = self.write(base)
             if code.path in (("outputs",), ("env",), ("inputs",)):
@@ -130,7 +130,7 @@ class _Writer:
 
     # --- operators
 
-    def _unary(self, node: Node) -> Code:
+    def _unary(self, node: SyntaxNode) -> Code:
         sign, inner = node.parts
         if sign == "!":
             return self.truth(inner, is_negated=True)
@@ -138,7 +138,7 @@ class _Writer:
             return literal(-inner.parts[0])
         raise Unsayable(f"`{sign}` before a value")
 
-    def _binary(self, node: Node) -> Code:
+    def _binary(self, node: SyntaxNode) -> Code:
         sign, left, right = node.parts
         if sign in _SIGNS:
             return self._equality(sign, left, right)
@@ -161,7 +161,7 @@ class _Writer:
             return less_or_more(first, sign, second)
         return _arithmetic(sign, first, second)
 
-    def _equality(self, sign: str, left: Node, right: Node) -> Code:
+    def _equality(self, sign: str, left: SyntaxNode, right: SyntaxNode) -> Code:
         is_negated = _SIGNS[sign]
         for one, other in ((left, right), (right, left)):
             if one.kind == "unary" and one.parts[0] == "typeof" and other.kind == "literal":
@@ -169,7 +169,7 @@ class _Writer:
             if other.kind == "undefined":
                 code = self.write(one)
                 return (is_null if len(sign) == 2 else is_missing)(code, is_negated=is_negated)
-            if len(sign) == 2 and other == Node("literal", (None,)):
+            if len(sign) == 2 and other == SyntaxNode("literal", (None,)):
                 return is_null(self.write(one), is_negated=is_negated)
         first, second = self.write(left), self.write(right)
         if len(sign) == 2 and not (first.kind == second.kind != "any"):
@@ -180,7 +180,7 @@ class _Writer:
                     raise Unsayable(f"`{sign}` between values of two types, which JavaScript converts: write `{sign}=`")
         return same(first, second, is_negated=is_negated)
 
-    def _type_test(self, inner: Node, name: object, is_negated: bool) -> Code:
+    def _type_test(self, inner: SyntaxNode, name: object, is_negated: bool) -> Code:
         code = self.write(inner)
         if name == "undefined":
             return is_missing(code, is_negated=is_negated)
@@ -191,7 +191,7 @@ class _Writer:
 
     # --- calls
 
-    def _call(self, node: Node) -> Code:
+    def _call(self, node: SyntaxNode) -> Code:
         called, given = node.parts
         if called.kind == "member":
             base, name, is_optional = called.parts
@@ -202,7 +202,7 @@ class _Writer:
             return self._function(called.parts[0], given)
         raise Unsayable("a call of a value")
 
-    def _of_class(self, owner: str, name: str, given: tuple[Node, ...]) -> Code:
+    def _of_class(self, owner: str, name: str, given: tuple[SyntaxNode, ...]) -> Code:
         if len(given) == 1:
             code = self.write(given[0])
             match f"{owner}.{name}":
@@ -217,7 +217,7 @@ class _Writer:
                     return Code(f"({code.operand} | fromjson)")
         raise Unsayable(f"`{owner}.{name}()`")
 
-    def _function(self, name: str, given: tuple[Node, ...]) -> Code:
+    def _function(self, name: str, given: tuple[SyntaxNode, ...]) -> Code:
         match name, len(given):
             case (("always" | "success"), 0):
                 return literal(True)
@@ -228,7 +228,7 @@ class _Writer:
             case (("Number" | "parseFloat"), 1):
                 return Code(f"{self.write(given[0]).operand} | float", "number", is_tight=False, is_filtered=True)
             case "parseInt", (1 | 2):
-                if len(given) == 2 and given[1] != Node("literal", (10,)):
+                if len(given) == 2 and given[1] != SyntaxNode("literal", (10,)):
                     raise Unsayable("`parseInt` with another base than 10")
                 return Code(f"{self.write(given[0]).operand} | int", "number", is_tight=False, is_filtered=True)
             case "length", 1:
@@ -236,14 +236,14 @@ class _Writer:
             case (("contains" | "startsWith" | "endsWith"), 2):
                 return self._without_case(name, self.write(given[0]), self.write(given[1]))
             case (("hasIssue" | "hasIssueWith" | "countIssues"), 3):
-                item = Node("member", (Node("name", ("i",)), self._plain_text(given[1]), False))
-                arrow = Node("arrow", ("i", Node("binary", ("===", item, given[2]))))
+                item = SyntaxNode("member", (SyntaxNode("name", ("i",)), self._plain_text(given[1]), False))
+                arrow = SyntaxNode("arrow", ("i", SyntaxNode("binary", ("===", item, given[2]))))
                 if name == "countIssues":
                     return self._length(self._method(self.write(given[0]), "filter", (arrow,)), is_optional=False)
                 return self._method(self.write(given[0]), "some", (arrow,))
         raise Unsayable(f"the function `{name}()`")
 
-    def _plain_text(self, node: Node) -> str:
+    def _plain_text(self, node: SyntaxNode) -> str:
         if node.kind == "literal" and isinstance(node.parts[0], str):
             return node.parts[0]
         raise Unsayable("a name of a key that is computed")
@@ -257,7 +257,7 @@ class _Writer:
             return Code(f"{wanted} in {lower}", "boolean", is_tight=False)
         return Code(f"{lower}.{name.lower()}({wanted})", "boolean")
 
-    def _method(self, base: Code, name: str, given: tuple[Node, ...], *, is_optional: bool = False) -> Code:
+    def _method(self, base: Code, name: str, given: tuple[SyntaxNode, ...], *, is_optional: bool = False) -> Code:
         if base.path in (("outputs",), ("env",), ("inputs",), ("outputs_raw",)):
             raise Unsayable(f"`{base.path[0]}.{name}()`")
         if name in ("some", "every", "filter", "find", "map") and len(given) == 1 and given[0].kind == "arrow":
@@ -286,7 +286,7 @@ class _Writer:
 
     # --- functions over lists
 
-    def _loop(self, base: Code, name: str, arrow: Node) -> Code:
+    def _loop(self, base: Code, name: str, arrow: SyntaxNode) -> Code:
         variable, body = arrow.parts
         if base.kind == "text":
             raise Unsayable(f"`.{name}()` of a text")
@@ -308,7 +308,7 @@ class _Writer:
             return Code(f"{base.operand} | {picked} | first", is_tight=False, may_miss=True)
         return Code(f"({base.operand} | {picked} | list)", "list")
 
-    def _tests(self, body: Node, variable: str, *, is_negated: bool) -> Iterator[_Test]:
+    def _tests(self, body: SyntaxNode, variable: str, *, is_negated: bool) -> Iterator[_Test]:
         if body.kind == "unary" and body.parts[0] == "!":
             yield from self._tests(body.parts[1], variable, is_negated=not is_negated)
         elif body.kind == "binary" and body.parts[0] == ("||" if is_negated else "&&"):
@@ -379,11 +379,11 @@ def _picks_present(test: _Test) -> bool:
     return test.is_negated == (test.sign in ("!==", "!="))
 
 
-def _key_of(node: Node, variable: str) -> str | None:
+def _key_of(node: SyntaxNode, variable: str) -> str | None:
     """Return the key of the item that an expression is, empty for the item itself; None for others."""
-    if node == Node("name", (variable,)):
+    if node == SyntaxNode("name", (variable,)):
         return ""
-    if node.kind == "member" and node.parts[0] == Node("name", (variable,)):
+    if node.kind == "member" and node.parts[0] == SyntaxNode("name", (variable,)):
         name = str(node.parts[1])
         if name in ("length",) or hasattr(dict, name) or hasattr(str, name) or hasattr(list, name):
             raise Unsayable(f"the key `{name}` of an item, which is a method here")
@@ -391,7 +391,7 @@ def _key_of(node: Node, variable: str) -> str | None:
     return None
 
 
-def _is_boolean(node: Node) -> bool:
+def _is_boolean(node: SyntaxNode) -> bool:
     if node.kind == "binary":
         sign, left, right = node.parts
         return sign in (*_SIGNS, "<", ">", "<=", ">=") or (

@@ -52,7 +52,7 @@ _REFUSED_WORDS = frozenset(
 
 
 @value
-class Node:
+class SyntaxNode:
     """A node of the tree: its kind and its parts."""
 
     kind: str
@@ -67,11 +67,11 @@ class _Token:
     after_newline: bool = False
 
 
-def parse_expression(source: str) -> Node:
+def parse_expression(source: str) -> SyntaxNode:
     """Return the tree of one expression, or of statements of which the last gives the value. Raises Unsayable."""
     if len(source) > SOURCE_LIMIT:
         raise Unsayable(f"a script of more than {SOURCE_LIMIT} characters")
-    return _Parser(_tokens(source)).program()
+    return _SyntaxParser(_tokens(source)).program()
 
 
 def _tokens(source: str) -> list[_Token]:
@@ -130,8 +130,8 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\(u\{[0-9a-fA-F]+\}|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[\s\S])", one, text)
 
 
-def _template(source: str, start: int) -> tuple[list[str | Node], int]:
-    parts: list[str | Node] = []
+def _template(source: str, start: int) -> tuple[list[str | SyntaxNode], int]:
+    parts: list[str | SyntaxNode] = []
     at, plain = start + 1, ""
     while at < len(source):
         if source[at] == "`":
@@ -153,7 +153,7 @@ def _template(source: str, start: int) -> tuple[list[str | Node], int]:
 
 
 @record
-class _Parser:
+class _SyntaxParser:
     tokens: list[_Token]
     at: int = 0
     depth: int = 0
@@ -179,20 +179,20 @@ class _Parser:
 
     # --- statements
 
-    def program(self) -> Node:
+    def program(self) -> SyntaxNode:
         made = self.statements(("end",))
         if self.now.kind != "end":
             raise Unsayable(f"{self.now.text!r} is not understood there")
         return made
 
-    def statements(self, ends: tuple[str, ...]) -> Node:
+    def statements(self, ends: tuple[str, ...]) -> SyntaxNode:
         """Return `let` bindings, branches and the value of the last statement, as one expression."""
         self._deeper()
         while self.is_sign(";"):
             self.take()
         try:
             if self.now.kind == "end" or self.is_sign("}"):
-                return Node("undefined")
+                return SyntaxNode("undefined")
             if self.is_sign("const", "let"):
                 self.take()
                 if self.now.kind != "name":
@@ -201,12 +201,14 @@ class _Parser:
                 self.take("=")
                 given = self.expression()
                 self._end_of_statement()
-                return Node("let", (name, given, self.statements(ends)))
+                return SyntaxNode("let", (name, given, self.statements(ends)))
             if self.is_sign("if"):
                 return self._branch(ends)
             if self.is_sign("return"):
                 self.take()
-                made = Node("undefined") if self.is_sign(";", "}") or self.now.kind == "end" else self.expression()
+                made = (
+                    SyntaxNode("undefined") if self.is_sign(";", "}") or self.now.kind == "end" else self.expression()
+                )
                 while self.is_sign(";"):
                     self.take()
                 return made
@@ -214,13 +216,13 @@ class _Parser:
             self._end_of_statement()
             if self.now.kind == "end" or self.is_sign("}"):
                 return made
-            if made.kind == "call" and made.parts[0] == Node("name", ("log",)):
+            if made.kind == "call" and made.parts[0] == SyntaxNode("name", ("log",)):
                 return self.statements(ends)  # it only prints
             raise Unsayable("statements that do something")
         finally:
             self.depth -= 1
 
-    def _branch(self, ends: tuple[str, ...]) -> Node:
+    def _branch(self, ends: tuple[str, ...]) -> SyntaxNode:
         self.take("if")
         self.take("(")
         condition = self.expression()
@@ -235,9 +237,9 @@ class _Parser:
                 raise Unsayable("statements after `else`")
         else:
             otherwise = self.statements(ends)
-        return Node("choice", (condition, then, otherwise))
+        return SyntaxNode("choice", (condition, then, otherwise))
 
-    def _block(self) -> Node:
+    def _block(self) -> SyntaxNode:
         if not self.is_sign("{"):
             if not self.is_sign("return", "if"):
                 raise Unsayable("a branch that does not return")
@@ -265,7 +267,7 @@ class _Parser:
 
     # --- expressions
 
-    def expression(self) -> Node:
+    def expression(self) -> SyntaxNode:
         self._deeper()
         try:
             made = self._binary(0)
@@ -274,30 +276,30 @@ class _Parser:
             self.take("?")
             then = self.expression()
             self.take(":")
-            return Node("choice", (made, then, self.expression()))
+            return SyntaxNode("choice", (made, then, self.expression()))
         finally:
             self.depth -= 1
 
-    def _binary(self, level: int) -> Node:
+    def _binary(self, level: int) -> SyntaxNode:
         if level == len(_LEVELS):
             return self._unary()
         made = self._binary(level + 1)
         while self.is_sign(*_LEVELS[level]):
             sign = self.take().text
-            made = Node("binary", (sign, made, self._binary(level + 1)))
+            made = SyntaxNode("binary", (sign, made, self._binary(level + 1)))
         return made
 
-    def _unary(self) -> Node:
+    def _unary(self) -> SyntaxNode:
         self._deeper()
         try:
             if self.is_sign("!", "-", "+", "typeof"):
                 sign = self.take().text
-                return Node("unary", (sign, self._unary()))
+                return SyntaxNode("unary", (sign, self._unary()))
             return self._postfix()
         finally:
             self.depth -= 1
 
-    def _postfix(self) -> Node:
+    def _postfix(self) -> SyntaxNode:
         made, is_optional = self._primary(), False
         while True:
             if self.is_sign("?."):
@@ -308,15 +310,15 @@ class _Parser:
                 elif self.is_sign("("):
                     raise Unsayable("a call of a function that may be missing")
                 else:
-                    made = Node("member", (made, self._member_name(), True))
+                    made = SyntaxNode("member", (made, self._member_name(), True))
             elif self.is_sign("."):
                 self.take()
-                made = Node("member", (made, self._member_name(), is_optional))
+                made = SyntaxNode("member", (made, self._member_name(), is_optional))
             elif self.is_sign("[") and not (self.now.after_newline and made.kind == "call"):
                 made = self._index(made, is_optional)
             elif self.is_sign("("):
                 self.take()
-                made = Node("call", (made, tuple(self._list(")"))))
+                made = SyntaxNode("call", (made, tuple(self._list(")"))))
             else:
                 return made
 
@@ -325,14 +327,14 @@ class _Parser:
             raise Unsayable(f"{self.now.text!r} is no name of a key")
         return self.take().text
 
-    def _index(self, base: Node, is_optional: bool) -> Node:
+    def _index(self, base: SyntaxNode, is_optional: bool) -> SyntaxNode:
         self.take("[")
         index = self.expression()
         self.take("]")
-        return Node("index", (base, index, is_optional))
+        return SyntaxNode("index", (base, index, is_optional))
 
-    def _list(self, end: str) -> list[Node]:
-        made: list[Node] = []
+    def _list(self, end: str) -> list[SyntaxNode]:
+        made: list[SyntaxNode] = []
         while not self.is_sign(end):
             if self.is_sign("..."):
                 raise Unsayable("`...`")
@@ -342,7 +344,7 @@ class _Parser:
         self.take(end)
         return made
 
-    def _arrow(self) -> Node | None:
+    def _arrow(self) -> SyntaxNode | None:
         if self.now.kind == "name" and self.ahead(1).text == "=>":
             names = [self.take().text]
         elif self.is_sign("(") and self.ahead(1).kind == "name" and self.ahead(2).text == ")":
@@ -358,41 +360,41 @@ class _Parser:
         self.take("=>")
         if self.is_sign("{"):
             raise Unsayable("a function with statements")
-        return Node("arrow", (names[0], self.expression()))
+        return SyntaxNode("arrow", (names[0], self.expression()))
 
-    def _primary(self) -> Node:
+    def _primary(self) -> SyntaxNode:
         token = self.take()
         if token.kind in ("number", "text"):
-            return Node("literal", (token.value,))
+            return SyntaxNode("literal", (token.value,))
         if token.kind == "template":
-            return Node("template", tuple(token.value))
+            return SyntaxNode("template", tuple(token.value))
         if token.kind == "name":
-            words: dict[str, Node] = {
-                "true": Node("literal", (True,)),
-                "false": Node("literal", (False,)),
-                "null": Node("literal", (None,)),
-                "undefined": Node("undefined"),
+            words: dict[str, SyntaxNode] = {
+                "true": SyntaxNode("literal", (True,)),
+                "false": SyntaxNode("literal", (False,)),
+                "null": SyntaxNode("literal", (None,)),
+                "undefined": SyntaxNode("undefined"),
             }
             if token.text in _REFUSED_WORDS:
                 raise Unsayable(f"`{token.text}`")
-            return words.get(token.text) or Node("name", (token.text,))
+            return words.get(token.text) or SyntaxNode("name", (token.text,))
         if token.text == "(":
             made = self.expression()
             while self.is_sign(","):  # `(log(x), value)`
-                if made.kind != "call" or made.parts[0] != Node("name", ("log",)):
+                if made.kind != "call" or made.parts[0] != SyntaxNode("name", ("log",)):
                     raise Unsayable("the comma operator")
                 self.take()
                 made = self.expression()
             self.take(")")
             return made
         if token.text == "[":
-            return Node("array", tuple(self._list("]")))
+            return SyntaxNode("array", tuple(self._list("]")))
         if token.text == "{":
             return self._object()
         raise Unsayable(f"{token.text!r} is not understood there" if token.text else "an expression that ends early")
 
-    def _object(self) -> Node:
-        pairs: list[tuple[str, Node]] = []
+    def _object(self) -> SyntaxNode:
+        pairs: list[tuple[str, SyntaxNode]] = []
         while not self.is_sign("}"):
             token = self.take()
             if token.kind not in ("name", "text"):
@@ -402,10 +404,10 @@ class _Parser:
                 self.take()
                 pairs.append((name, self.expression()))
             elif token.kind == "name" and self.is_sign(",", "}"):
-                pairs.append((name, Node("name", (name,))))
+                pairs.append((name, SyntaxNode("name", (name,))))
             else:
                 raise Unsayable("an object with functions")
             if not self.is_sign("}"):
                 self.take(",")
         self.take("}")
-        return Node("object", tuple(pairs))
+        return SyntaxNode("object", tuple(pairs))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from ...core.value_types import record, replace
-from .expression import Code, Scope, Unsayable, both, bounded, either, is_null, less_or_more, literal, same
+from .expression import Code, NameScope, Unsayable, both, bounded, either, is_null, less_or_more, literal, same
 
 TEMPLATE_LIMIT, DEPTH_LIMIT = 200_000, 30  # characters, and levels of blocks
 _TAG = re.compile(r"\{%-?\s*(\w+|#)?([\s\S]*?)-?%\}|\{\{-?([\s\S]*?)-?\}\}")
@@ -38,7 +38,7 @@ def is_liquid(text: str) -> bool:
     return "{{" in text or "{%" in text
 
 
-def template(source: str, scope: Scope, *, is_command: bool = False) -> str:
+def template(source: str, scope: NameScope, *, is_command: bool = False) -> str:
     """Return a template that gives the same text. Raises Unsayable."""
     if len(source) > TEMPLATE_LIMIT:
         raise Unsayable(f"a template of more than {TEMPLATE_LIMIT} characters")
@@ -49,7 +49,7 @@ def template(source: str, scope: Scope, *, is_command: bool = False) -> str:
 
 @record
 class _Template:
-    scope: Scope
+    scope: NameScope
     is_command: bool
 
     def convert(self, source: str) -> str:
@@ -183,7 +183,7 @@ class _Reader:
     """The reader of one expression of Liquid, with its filters."""
 
     source: str
-    scope: Scope
+    scope: NameScope
     is_command: bool = False
     tokens: list[tuple[str, str]] | None = None
     at: int = 0

@@ -29,7 +29,7 @@ class Imported:
 
 
 @record
-class Notes:
+class ImportNotes:
     """The notes of one conversion, with the lines of their keys."""
 
     tree: Tree

@@ -27,7 +27,7 @@ from .common import (
     text_at,
 )
 from .result import Imported
-from .taskfile_call import Call, Deferred, pattern_of, steps_in
+from .taskfile_call import Deferred, TaskCall, pattern_of, steps_in
 from .taskfile_templates import Expression, Value, known_text, template_of, value_of
 
 KIND = "taskfile"
@@ -71,10 +71,10 @@ def convert(tree: Tree, file_name: str) -> Imported:
 
 def draft_of(tree: Tree, file_name: str) -> Draft:
     """Return the workflow before it is checked. Raises FileRefused or Unconvertible."""
-    return _File(new_draft(KIND, tree), tree.value).convert()
+    return _Taskfile(new_draft(KIND, tree), tree.value).convert()
 
 
-class _File:
+class _Taskfile:
     def __init__(self, draft: Draft, document: dict[str, Any]) -> None:
         self.draft, self.document = draft, document
         tasks = document.get("tasks")
@@ -125,7 +125,7 @@ class _File:
         for name in roots:
             condition = f"inputs.task in [{', '.join(map(in_quotes, names[name]))}]"
             condition = condition if len(names[name]) > 1 else f"inputs.task == {in_quotes(name)}"
-            self.expand(Call(name, name, name, ("tasks", name), {}, [condition]), [])
+            self.expand(TaskCall(name, name, name, ("tasks", name), {}, [condition]), [])
         for step, users in self.computed.items():
             draft.steps[step]["if"] = (
                 f"inputs.task in [{', '.join(in_quotes(n) for u in sorted(users) for n in names[u])}]"
@@ -163,7 +163,7 @@ class _File:
 
     # --- variables
 
-    def lookup(self, call: Call, name: str) -> Value:
+    def lookup(self, call: TaskCall, name: str) -> Value:
         if name in call.variables:
             value = call.variables[name]
             call.used |= steps_in(value)
@@ -185,11 +185,11 @@ class _File:
             raise Unconvertible(f"uses {{{{.{name}}}}}")
         return self._from_environment(call, name)
 
-    def _from_environment(self, call: Call, name: str) -> Value:
+    def _from_environment(self, call: TaskCall, name: str) -> Value:
         self.draft.differ(call.path, f"{name} is taken from the environment")
         return Expression(f"(env.{name} | default(''))")
 
-    def _global(self, call: Call, name: str) -> Value:
+    def _global(self, call: TaskCall, name: str) -> Value:
         self._count()
         if self.resolving[-1:] == [name]:  # `NAME: '{{.NAME | default "x"}}'` is the way to let a caller set it
             return self._from_environment(call, name)
@@ -197,7 +197,7 @@ class _File:
             raise Unconvertible(f"uses the variable {name}, which uses itself")
         self.resolving.append(name)
         try:
-            inner = Call(call.root, call.task, f"var-{name}", ("vars", name), {}, [])
+            inner = TaskCall(call.root, call.task, f"var-{name}", ("vars", name), {}, [])
             value = self.value(inner, self.vars[name], f"var-{name}", [], is_global=True)
         finally:
             self.resolving.pop()
@@ -206,7 +206,7 @@ class _File:
             self.computed.get(step, set()).add(call.root)
         return value
 
-    def value(self, call: Call, written: Any, name: str, after: list[str], *, is_global: bool = False) -> Value:
+    def value(self, call: TaskCall, written: Any, name: str, after: list[str], *, is_global: bool = False) -> Value:
         """Return the value of a variable; one of a command is the output of a step."""
         if is_scalar(written):
             return value_of(scalar_text(written), lambda each: self.lookup(call, each))
@@ -228,7 +228,7 @@ class _File:
             self.computed[made] = set()
         return Expression(f"outputs['{self.draft.add(made, step, call.path)}']")
 
-    def _step(self, call: Call, script: str, after: list[str]) -> dict[str, Any]:
+    def _step(self, call: TaskCall, script: str, after: list[str]) -> dict[str, Any]:
         used = call.used.union(*(steps_in(Expression(text)) for text in call.env.values()))
         waits = list(dict.fromkeys([*after, *sorted(used)]))
         call.used.clear()
@@ -239,7 +239,7 @@ class _File:
 
     # --- tasks
 
-    def expand(self, call: Call, after: list[str]) -> list[str]:
+    def expand(self, call: TaskCall, after: list[str]) -> list[str]:
         """Write the steps of a call. Return those that end it."""
         self._count()
         before = list(self.draft.steps)
@@ -273,7 +273,7 @@ class _File:
 class _TaskDraft:
     """The steps of one call of a task."""
 
-    def __init__(self, file: _File, call: Call, task: dict[str, Any]) -> None:
+    def __init__(self, file: _Taskfile, call: TaskCall, task: dict[str, Any]) -> None:
         self.file, self.draft, self.call, self.task = file, file.draft, call, task
         self.after: list[str] = []
         self.buffer: list[str] = []
@@ -544,7 +544,7 @@ class _TaskDraft:
             step = self._add(f"if (\n{condition}\n) >&2; then echo yes; else echo no; fi", "if")
             conditions.append(f"outputs['{step}'] == 'yes'")
         above = (*call.above, call.task)
-        inner = Call(call.root, name, f"{call.prefix}-{name}", ("tasks", name), variables, conditions, above)
+        inner = TaskCall(call.root, name, f"{call.prefix}-{name}", ("tasks", name), variables, conditions, above)
         return self.file.expand(inner, self.after)
 
     def _items(self, part: dict[str, Any], path: ForeignPath) -> list[dict[str, Value]]:

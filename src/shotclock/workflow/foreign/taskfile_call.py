@@ -23,7 +23,7 @@ class Deferred:
 
 
 @record
-class Call:
+class TaskCall:
     """One call of a task."""
 
     root: str  # the task that is asked for

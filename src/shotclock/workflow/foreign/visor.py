@@ -9,8 +9,8 @@ from typing import Any
 from ...core.value_types import field, record, replace
 from ..schema import STEP_NAME
 from ..yaml_reader import Tree
-from .expression import Scope
-from .result import Imported, Note, Notes
+from .expression import NameScope
+from .result import Imported, ImportNotes, Note
 from .visor_file import VisorFile
 from .visor_steps import convert_step, failing_step
 from .writer import find_errors, text_of
@@ -82,10 +82,10 @@ def convert(tree: Tree, file_name: str) -> Imported:
 class _Conversion:
     tree: Tree
     path: Path
-    notes: Notes = field(init=False)
+    notes: ImportNotes = field(init=False)
 
     def run(self) -> Imported:
-        self.notes = Notes(self.tree)
+        self.notes = ImportNotes(self.tree)
         document = self.tree.value
         if not isinstance(document, dict):
             return self._refuse("a Visor file is a mapping with `steps`")
@@ -139,7 +139,7 @@ class _Conversion:
         if inputs:
             made["inputs"] = inputs
         kinds = {name: _kind_of(step) for name, step in steps.items()}
-        scope = Scope(kinds, {name: str(part.get("type", "any")) for name, part in inputs.items()})
+        scope = NameScope(kinds, {name: str(part.get("type", "any")) for name, part in inputs.items()})
         file = VisorFile(key, document, scope, self.notes, self.path.parent)
         parallel = document.get("max_parallelism")
         if isinstance(parallel, int) and not isinstance(parallel, bool) and 1 <= parallel <= 1000:

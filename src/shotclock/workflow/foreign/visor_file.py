@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ...core.value_types import field, record, replace
-from .expression import Scope, Unsayable, literal
+from .expression import NameScope, Unsayable, literal
 from .javascript import condition, expression
 from .liquid import is_liquid, template
-from .result import Notes
+from .result import ImportNotes
 
 Path_ = tuple[str | int, ...]
 _REFERENCE = re.compile(r"\$\{\{\s*env\.([A-Za-z_]\w*)\s*\}\}|\$\{([A-Za-z_]\w*)\}|\$([A-Z_][A-Z0-9_]*)")
@@ -34,8 +34,8 @@ class VisorFile:
 
     key: str  # `steps` or `checks`
     document: dict[str, Any]
-    scope: Scope
-    notes: Notes
+    scope: NameScope
+    notes: ImportNotes
     folder: Path
     failing: set[str] = field(default_factory=set)  # steps that could not be converted
     said: set[str] = field(default_factory=set)
@@ -54,7 +54,9 @@ class VisorFile:
 
     # --- templates and conditions: None where they cannot be converted, which is noted
 
-    def text(self, path: Path_, written: Any, *, scope: Scope | None = None, is_command: bool = False) -> str | None:
+    def text(
+        self, path: Path_, written: Any, *, scope: NameScope | None = None, is_command: bool = False
+    ) -> str | None:
         """Return a text with Liquid in it."""
         if isinstance(written, bool) or not isinstance(written, str | int | float):
             self.notes.add(path, "it should be text")
@@ -71,19 +73,19 @@ class VisorFile:
                 self.note_once(path, ONE_WORD)
         return made
 
-    def condition(self, path: Path_, written: Any, scope: Scope) -> str | None:
+    def condition(self, path: Path_, written: Any, scope: NameScope) -> str | None:
         """Return a condition of JavaScript."""
         if isinstance(written, bool):
             return "true" if written else "false"
         return self._converted(path, written, scope, condition, "expression")
 
-    def script(self, path: Path_, written: Any, scope: Scope) -> str | None:
+    def script(self, path: Path_, written: Any, scope: NameScope) -> str | None:
         """Return a script whose value is one expression, as a template."""
         made = self._converted(path, written, scope, expression, "script")
         return None if made is None else f"{{{{ {made} }}}}"
 
     def _converted(
-        self, path: Path_, written: Any, scope: Scope, convert: Callable[[str, Scope], str], what: str
+        self, path: Path_, written: Any, scope: NameScope, convert: Callable[[str, NameScope], str], what: str
     ) -> str | None:
         if not isinstance(written, str) or not written.strip():
             self.notes.add(path, f"it should be {'an' if what[0] == 'e' else 'a'} {what}")
@@ -96,7 +98,7 @@ class VisorFile:
         self.note_once(path, STRICT)
         return made
 
-    def transform(self, path: Path_, written: Any, scope: Scope) -> str | None:
+    def transform(self, path: Path_, written: Any, scope: NameScope) -> str | None:
         """Return a Liquid transform, whose text Visor reads as JSON, as one expression."""
         if not isinstance(written, str):
             self.notes.add(path, "it should be text")
@@ -257,7 +259,7 @@ _REACTIONS = {
 }
 
 
-def _json_expression(source: str, scope: Scope) -> str:
+def _json_expression(source: str, scope: NameScope) -> str:
     """Return the JSON with holes as an expression with the same value. Raises Unsayable."""
     holes: list[str] = []
 
@@ -274,7 +276,7 @@ def _json_expression(source: str, scope: Scope) -> str:
     return _written(value, holes, scope)
 
 
-def _written(value: Any, holes: list[str], scope: Scope) -> str:
+def _written(value: Any, holes: list[str], scope: NameScope) -> str:
     if isinstance(value, str) and value.startswith("\0"):
         whole = _JSON_FILTER.sub("", holes[int(value[1:])])
         return template("{{" + whole + "}}", scope).removeprefix("{{").removesuffix("}}").strip()
@@ -287,6 +289,6 @@ def _written(value: Any, holes: list[str], scope: Scope) -> str:
     return literal(value).text
 
 
-def with_output(scope: Scope, kind: str) -> Scope:
+def with_output(scope: NameScope, kind: str) -> NameScope:
     """Return the names where the output of a step of this kind is visible."""
     return replace(scope, output="text" if kind == "human-input" else "any", output_printed=kind == "command")

@@ -82,7 +82,7 @@ class _Unconverted(Exception):
 
 
 @record
-class _Step:
+class _VisorStep:
     """A step on its way: keys are taken out of `left`, and what stays is noted."""
 
     file: VisorFile
@@ -144,7 +144,7 @@ def convert_step(file: VisorFile, name: str, written: dict[str, Any]) -> dict[st
     """Return a step of ours. One that cannot be converted is a step that fails and says why."""
     written_type = written.get("type") or ("command" if "exec" in written else "ai")
     kind = written_type if isinstance(written_type, str) else ""
-    step = _Step(file, name, kind, {key: value for key, value in written.items() if key != "type"}, {})
+    step = _VisorStep(file, name, kind, {key: value for key, value in written.items() if key != "type"}, {})
     _order(step)
     try:
         convert = STEP_KINDS.get(kind)
@@ -175,7 +175,7 @@ def failing_step(file: VisorFile, name: str, why: str, step: dict[str, Any]) -> 
 # --- what every step has -----------------------------------------------------------------------------------
 
 
-def _order(step: _Step) -> None:
+def _order(step: _VisorStep) -> None:
     written = step.left.pop("depends_on", None)
     names = [written] if isinstance(written, str) else written
     if isinstance(names, list) and all(isinstance(each, str) for each in names):
@@ -206,7 +206,7 @@ def _listed(written: Any) -> list[Any]:
     return written if isinstance(written, list) else [written]
 
 
-def _gates(step: _Step) -> None:
+def _gates(step: _VisorStep) -> None:
     """Convert the conditions. One that cannot be said stays closed: the step is skipped, or fails."""
     file, scope = step.file, step.file.scope
     before: list[str | None] = []
@@ -253,7 +253,7 @@ def _joined(conditions: list[str], word: str) -> str:
     return f" {word} ".join(f"({each})" for each in conditions)
 
 
-def _reactions(step: _Step) -> None:
+def _reactions(step: _VisorStep) -> None:
     for key in ("on_fail", "on_success"):
         if step.left.get(key) is not None:
             made = step.file.reaction(step.path(key), step.left[key], is_failure=key == "on_fail", of=step.name)
@@ -262,7 +262,7 @@ def _reactions(step: _Step) -> None:
         step.left.pop(key, None)
 
 
-def _transform(step: _Step) -> None:
+def _transform(step: _VisorStep) -> None:
     scope = with_output(step.file.scope, step.kind)
     shapes = "transform" in (*step.left, *step.made) or "transform_js" in step.left
     if shapes and step.file.lists_before(step.name):
@@ -280,7 +280,7 @@ def _transform(step: _Step) -> None:
             step.made["transform"] = made
 
 
-def _rest(step: _Step) -> None:
+def _rest(step: _VisorStep) -> None:
     """Convert what any step may have, and note what is left."""
     file = step.file
     if "env" in step.left and (env := file.env(step.path("env"), step.left.pop("env"))):
@@ -302,7 +302,7 @@ def _rest(step: _Step) -> None:
 # --- the types ---------------------------------------------------------------------------------------------
 
 
-def _command(step: _Step) -> None:
+def _command(step: _VisorStep) -> None:
     step.required("exec", is_command=True)
     step.optional("stdin")
     step.limit("timeout", "either")
@@ -311,23 +311,23 @@ def _command(step: _Step) -> None:
         step.made["output_format"] = step.left.pop("output_format")
 
 
-def _noop(step: _Step) -> None:
+def _noop(step: _VisorStep) -> None:
     step.made["exec"] = "true"
 
 
-def _log(step: _Step) -> None:
+def _log(step: _VisorStep) -> None:
     step.required("message", as_key="stdin")
     step.made |= {"exec": "cat", "output_format": "text"}
 
 
-def _script(step: _Step) -> None:
+def _script(step: _VisorStep) -> None:
     made = step.file.script(step.path("content"), step.left.pop("content", None), step.file.scope)
     if made is None:
         raise _Unconverted("its script is more than one expression: write it as a command")
     step.made |= {"exec": "true", "transform": made}
 
 
-def _http_client(step: _Step) -> None:
+def _http_client(step: _VisorStep) -> None:
     step.made["type"] = "http_client"
     step.required("url")
     step.plain("method", str)
@@ -342,7 +342,7 @@ def _http_client(step: _Step) -> None:
     step.limit("timeout", "ms")
 
 
-def _mcp(step: _Step) -> None:
+def _mcp(step: _VisorStep) -> None:
     step.made["type"] = "mcp"
     transport = step.left.pop("transport", None)
     if transport == "sse":
@@ -367,7 +367,7 @@ def _mcp(step: _Step) -> None:
         raise _Unconverted("it names no server, or two")
 
 
-def _human_input(step: _Step) -> None:
+def _human_input(step: _VisorStep) -> None:
     step.made["type"] = "human-input"
     step.required("prompt")
     step.optional("placeholder")
@@ -377,7 +377,7 @@ def _human_input(step: _Step) -> None:
     step.limit("timeout", "either")
 
 
-def _git_checkout(step: _Step) -> None:
+def _git_checkout(step: _VisorStep) -> None:
     step.made["type"] = "git-checkout"
     step.optional("repository")
     repository = str(step.made.get("repository", ""))
@@ -389,7 +389,7 @@ def _git_checkout(step: _Step) -> None:
     step.plain("clone_timeout_ms", int)
 
 
-def _workflow(step: _Step) -> None:
+def _workflow(step: _VisorStep) -> None:
     step.made["type"] = "workflow"
     named = step.left.pop("workflow", None) or step.left.pop("config", None)
     if not isinstance(named, str):
@@ -405,7 +405,7 @@ def _workflow(step: _Step) -> None:
         step.values(key, "inputs")
 
 
-def _ai(step: _Step) -> None:
+def _ai(step: _VisorStep) -> None:
     step.made["type"] = "ai"
     _prompt(step)
     step.file.note_once(step.path("prompt"), AI_DIFFERS)
@@ -431,7 +431,7 @@ def _ai(step: _Step) -> None:
         _named_schema(step, schema)
 
 
-def _prompt(step: _Step) -> None:
+def _prompt(step: _VisorStep) -> None:
     prompt = step.left.get("prompt")
     if isinstance(prompt, str) and re.fullmatch(r"[^\s{}]+\.liquid", prompt):
         path = step.file.folder / prompt
@@ -459,7 +459,7 @@ _AI_NUMBERS = frozenset(
 )
 
 
-def _ai_key(step: _Step, made: dict[str, Any], key: str, part: Any) -> None:
+def _ai_key(step: _VisorStep, made: dict[str, Any], key: str, part: Any) -> None:
     path = step.path("ai", key)
     if key == "provider":
         if part in ("anthropic", "openai", "google"):
@@ -494,7 +494,7 @@ def _ai_key(step: _Step, made: dict[str, Any], key: str, part: Any) -> None:
         step.file.notes.add(path, "agents have nothing like it here")
 
 
-def _servers(step: _Step, path: Path_, written: dict[str, Any]) -> dict[str, Any]:
+def _servers(step: _VisorStep, path: Path_, written: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, server in written.items():
         here = (*path, name)
@@ -521,7 +521,7 @@ def _servers(step: _Step, path: Path_, written: dict[str, Any]) -> dict[str, Any
     return made
 
 
-def _named_schema(step: _Step, schema: str) -> None:
+def _named_schema(step: _VisorStep, schema: str) -> None:
     if schema in _SCHEMAS:
         step.made["output_schema"] = _SCHEMAS[schema]
     elif schema not in ("plain", "text", "markdown", "none", ""):
@@ -535,7 +535,7 @@ def _named_schema(step: _Step, schema: str) -> None:
         step.file.notes.add(step.path("schema"), f"the schema {schema[:60]!r} cannot be read here")
 
 
-def _claude_code(step: _Step) -> None:
+def _claude_code(step: _VisorStep) -> None:
     _prompt(step)
     step.made["stdin"] = step.made.pop("prompt")
     words = ["claude", "--print"]
@@ -556,7 +556,7 @@ def _claude_code(step: _Step) -> None:
     step.file.notes.add(step.path("type"), what, is_lost=False)
 
 
-STEP_KINDS: dict[str, Callable[[_Step], None]] = {
+STEP_KINDS: dict[str, Callable[[_VisorStep], None]] = {
     "ai": _ai,
     "command": _command,
     "script": _script,
