@@ -291,7 +291,7 @@ async function follow() {
 function setTab(tab) {
   state.tab = tab;
   for (const name of ["waiting", "history", "running"]) $(`tab-${name}`).setAttribute("aria-selected", String(name === tab));
-  $("rows").setAttribute("aria-labelledby", `tab-${tab}`);
+  $("panel").setAttribute("aria-labelledby", `tab-${tab}`);
   $("chips").hidden = tab !== "history";
   $("filter").hidden = tab === "running";
   $("rows").replaceChildren();
