@@ -164,7 +164,7 @@ lock: ## resolve the three lock files anew
 	$(LOCK) --extra bench -c requirements.lock -o requirements-bench.lock pyproject.toml && \
 	$(LOCK) --extra dist -o requirements-dist.lock pyproject.toml
 
-picture: $(STAMP) ## run the example of README and draw docs/picture.svg anew
+picture: $(STAMP) browser ## run the demo, a workflow and the operators' page, and make docs/pictures anew
 	@$(BIN)/python tools/picture.py
 
 size: ## how large and how plain the code is, beside its limits

@@ -40,8 +40,6 @@ COLUMNS, LINES = 100, 30
 THEMES = ("light", "dark")
 
 ROUTES = "# What the sandbox may reach\nroutes:\n  - host: mirror.example\n    methods: [GET]\ndefault: deny\n"
-    "# What the sandbox may reach\nroutes:\n  - host: mirror.example\n    methods: [GET]\ndefault: deny\nlog: all\n"
-)
 PROPOSALS = (
     {
         "title": "Let the build reach PyPI",
