@@ -22,7 +22,7 @@ from .scenes import WITH, WITHOUT, Scene
 from .stage import Show, Take
 
 NARROW = 80  # columns, below which the panes are drawn one under the other
-PICTURE_WIDTH = 124
+PICTURE_WIDTH = 90  # wide enough for two panes, narrow enough to be read on a page
 LONGEST_NAME = 40
 NAMES_SHOWN = 4
 FRAMES_PER_S = 8
