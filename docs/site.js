@@ -1,5 +1,4 @@
 // The theme lets wide tables scroll. This makes them reachable with the keyboard.
-function makeTablesFocusable() {
+document$.subscribe(() => {
   for (const frame of document.querySelectorAll(".md-typeset__scrollwrap")) frame.tabIndex = 0;
-}
-document$.subscribe(() => requestAnimationFrame(makeTablesFocusable));
+});
