@@ -141,7 +141,7 @@ soak: $(STAMP) ## minutes of load
 # Agents have short limits of their own, so they run one after the other.
 CONFORMANCE := .conformance
 BESIDE_OTHERS := $(addprefix tests/conformance/test_,published_servers.py conformance_suite.py kill_matrix.py own_server.py port.py)
-conformance: $(STAMP) browser ## published agents and MCP servers and the MCP conformance suite, with and without shotclock (needs npm)
+conformance: $(STAMP) browser ## published agents and MCP servers and the MCP conformance suite, with and without shotclock, and axe on our pages (needs npm)
 	@command -v npm >/dev/null 2>&1 || { echo "no npm here: the conformance suite is skipped; install Node.js >= 20" >&2; exit 0; }; \
 	mkdir -p $(CONFORMANCE) && rm -f $(CONFORMANCE)/observations $(CONFORMANCE)/results && \
 	$(BOUND) npm install --no-audit --no-fund --loglevel=error --prefix $(CONFORMANCE) \
@@ -164,7 +164,7 @@ lock: ## resolve the three lock files anew
 	$(LOCK) --extra bench -c requirements.lock -o requirements-bench.lock pyproject.toml && \
 	$(LOCK) --extra dist -o requirements-dist.lock pyproject.toml
 
-picture: $(STAMP) ## run the example of README and draw docs/picture.svg anew
+picture: $(STAMP) browser ## run the demo, a workflow and the operators' page, and make docs/pictures anew
 	@$(BIN)/python tools/picture.py
 
 size: ## how large and how plain the code is, beside its limits

@@ -22,6 +22,7 @@ PYDANTIC_AI = ("pydantic-ai-slim[mcp]==2.66.0", "fastmcp-slim==4.2.0")
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 TYPESCRIPT_SDKS = ("@modelcontextprotocol/sdk@1.32.2", "@modelcontextprotocol/client@2.4.0")
 PYRIGHT = "pyright@1.1.414"
+AXE = "axe-core@4.14.0"
 NODE = "node@22.23.3"  # for the conformance suite and the inspector, which do not run on Node.js 20
 SUITES = {"0.1.16": "@modelcontextprotocol/conformance", "0.2.0-alpha.12": "conformance-next"}
 """The conformance suites by version: the stable one, and the next one under another name."""
@@ -268,6 +269,7 @@ if __name__ == "__main__":
             INSPECTOR,
             NODE,
             PYRIGHT,
+            AXE,
             *SUITE_PACKAGES,
         )
     else:

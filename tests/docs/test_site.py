@@ -16,6 +16,8 @@ from tools import site
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
+LARGEST_PICTURE = 150_000  # bytes
+
 
 class Page(HTMLParser):
     """The links, files and anchors of a page."""
@@ -24,6 +26,7 @@ class Page(HTMLParser):
         super().__init__()
         self.links: list[str] = []
         self.files: list[str] = []
+        self.pictures: dict[str, str] = {}
         self.anchors: set[str] = set()
         self.feed(path.read_text("utf-8"))
 
@@ -34,6 +37,10 @@ class Page(HTMLParser):
             self.links.append(values["href"])
         if tag in ("img", "script") and "src" in values:
             self.files.append(values["src"])
+        if tag == "img":
+            self.pictures[values["src"]] = values.get("alt", "")
+        if tag == "source":
+            self.files.append(values["srcset"])
         if tag == "link" and values.get("rel") in ("stylesheet", "icon"):
             self.files.append(values["href"])
 
@@ -76,6 +83,16 @@ def test_every_link_and_anchor_of_the_site_exists(built: dict[Path, Page]) -> No
                 missing.append(f"{path.relative_to(site.SITE)}: {link}")
     assert len(built) > 50
     assert not missing
+
+
+def test_every_picture_is_shown_small_and_has_an_alternative_text(built: dict[Path, Page]) -> None:
+    shown = {(path.parent / unquote(file)).resolve() for path, page in built.items() for file in page.files}
+    for picture in (site.DOCS / "pictures").iterdir():
+        assert picture.stat().st_size <= LARGEST_PICTURE, picture.name
+        assert site.SITE / "pictures" / picture.name in shown, f"{picture.name} is on no page"
+    texts = {name: text for page in built.values() for name, text in page.pictures.items()}
+    assert len(texts) > 4
+    assert not [name for name, text in texts.items() if len(text) < 20]
 
 
 def test_the_site_asks_no_other_host_for_files(built: dict[Path, Page]) -> None:

@@ -22,7 +22,7 @@ from .scenes import WITH, WITHOUT, Scene
 from .stage import Show, Take
 
 NARROW = 80  # columns, below which the panes are drawn one under the other
-PICTURE_WIDTH = 110
+PICTURE_WIDTH = 90  # wide enough for two panes, narrow enough to be read on a page
 LONGEST_NAME = 40
 NAMES_SHOWN = 4
 FRAMES_PER_S = 8
@@ -89,13 +89,16 @@ class SceneDrawing:
             yield from panes
             return
         grid = Table.grid(expand=True)
-        for _ in panes:
+        half = options.update(width=options.max_width // 2, height=None)
+        height = max(len(console.render_lines(pane, half)) for pane in panes)
+        for pane in panes:
+            pane.height = height
             grid.add_column(ratio=1)
         grid.add_row(*panes)
         yield grid
 
 
-def draw_take(take: Take) -> RenderableType:
+def draw_take(take: Take) -> Panel:
     words, style = describe_left(take)
     body = Text()
     for line in take.lines:

@@ -219,7 +219,7 @@ function rowOf(p) {
       el("span", { class: "what" },
         el("bdi", { class: "row-title" }, marked(p.shown.title)),
         el("span", { class: "row-more" },
-          p.destructive && p.status === "pending" ? el("span", { class: "danger-mark" }, "destructive") : null,
+          p.destructive && p.status === "pending" ? [el("span", { class: "danger-mark" }, "destructive"), " "] : null,
           el("bdi", {}, marked(p.shown.asked_by)), what && what !== p.shown.title ? [" · ", el("bdi", { class: "name" }, marked(what))] : null)),
       el("span", { class: "when" },
         p.status === "pending" ? countdown(p) : [pill(p.status), el("span", { class: "row-more" }, p.decided_by ? [el("bdi", {}, p.decided_by === me.name ? "you" : marked(p.shown.decided_by)), " · "] : null, moment(p.decided_at || p.expires_at))]),
@@ -291,7 +291,7 @@ async function follow() {
 function setTab(tab) {
   state.tab = tab;
   for (const name of ["waiting", "history", "running"]) $(`tab-${name}`).setAttribute("aria-selected", String(name === tab));
-  $("rows").setAttribute("aria-labelledby", `tab-${tab}`);
+  $("panel").setAttribute("aria-labelledby", `tab-${tab}`);
   $("chips").hidden = tab !== "history";
   $("filter").hidden = tab === "running";
   $("rows").replaceChildren();
