@@ -136,8 +136,8 @@ def measurements() -> list[tuple[str, float, float]]:
     # each UI action, tabs, dialogs and frames 1,000; FastMCP's words 250; of workflows the advice
     # from past runs 850, the output of steps 900 and of all kinds of steps 650, lists of steps, matrix, env_file and
     # named outputs 400, `finally` 500, reruns and chosen steps 900, groups and artifacts 1,100, messages 950, the
-    # import of files of four other tools 6,100; the demo 760; written types of attributes 70. The new rules of design.md are
-    # R29c and R74 to R82.
+    # import of files of four other tools 6,100; the demo 760; written types of attributes 70. The
+    # new rules of design.md are R29c and R74 to R82.
     return [
         ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 94_500),
         ("files in src", len(files), 375),
