@@ -116,15 +116,18 @@ def test_an_upload_is_a_step_that_keeps_files() -> None:
 
 # --- any file -------------------------------------------------------------------------------------------
 
-MUTATIONS = 40  # of each kind, each checked as a whole
+# Changed files of each kind, each checked as a whole. Those of the soak suite are others each time.
+MUTATIONS = [40, pytest.param(3_000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
 SCALARS = [None, True, -1, 2.5, "", "${{ x", "{{.X", "${A.b}", "always()", "{{ }}", [], {}, [1], {"a": None}, "a" * 300]
 
 
+@pytest.mark.parametrize("mutations", MUTATIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_changed_file_is_converted_or_refused_and_never_raises(kind: str, tmp_path: Path) -> None:
-    dice = random.Random(f"{kind}-26")
+def test_a_changed_file_is_converted_or_refused_and_never_raises(kind: str, mutations: int, tmp_path: Path) -> None:
+    seed = f"{kind}-26" if mutations == 40 else f"{kind}-{random.random()}"
+    dice = random.Random(seed)
     names = sorted(CASES[kind])
-    for _ in range(MUTATIONS):
+    for _ in range(mutations):
         document = read_tree((HERE / kind / dice.choice(names)).read_text()).value
         for _ in range(dice.randint(1, 4)):
             mutate(document, dice)
@@ -134,7 +137,7 @@ def test_a_changed_file_is_converted_or_refused_and_never_raises(kind: str, tmp_
         made = converter(kind).convert(tree, "x.yml")
         assert (made.document is None) == (made.refusal is not None)
         if made.document is not None:
-            assert mistakes(made.document, tmp_path) == [], text
+            assert mistakes(made.document, tmp_path) == [], (seed, text)
 
 
 def mutate(document: Any, dice: random.Random) -> None:

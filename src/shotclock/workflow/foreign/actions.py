@@ -512,9 +512,9 @@ def _with_plain_names(entry: Any) -> Any:
     return {key.replace("-", "_"): item for key, item in entry.items()} if isinstance(entry, dict) else entry
 
 
-def _condition_of(part: dict[str, Any], *, quiet: bool = False) -> Any:
+def _condition_of(part: Any, *, quiet: bool = False) -> Any:
     """Return the tree of a condition, or None. Raises Unconvertible unless `quiet`."""
-    written = part.get("if")
+    written = part.get("if") if isinstance(part, dict) else None
     if written is None:
         return None
     try:
