@@ -138,9 +138,13 @@ def test_a_run_is_sent_once_for_each_time_it_is_parked(runs: Runs, taken: Taken)
 
 def test_a_run_that_is_cancelled_as_a_job_is_sent(runs: Runs, taken: Taken) -> None:
     runs(flow(runs, taken, QUESTION, "[ended]"), "--run-id", "r1", code=14)
+    with sqlite3.connect(runs.folder / "home" / "shotclock.db") as store:  # as if it had waited for a minute
+        store.execute("UPDATE runs SET created_at = created_at - 60000")
+    store.close()
     shotclock(runs, "job", "cancel", "r1")
     [event] = events(taken)
     assert (event["event"], event["code"]) == ("failed", "CANCELLED")
+    assert event["duration_ms"] >= 60_000, "from the beginning of the run, not of the command that ended it"
 
 
 def test_a_server_that_does_not_answer_is_a_warning_in_the_answer_and_the_report(runs: Runs, taken: Taken) -> None:
