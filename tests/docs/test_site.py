@@ -25,11 +25,14 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.files: list[str] = []
         self.anchors: set[str] = set()
+        self.copied: list[str] = []
         self.feed(path.read_text("utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
         self.anchors |= {values["id"]} if "id" in values else set()
+        if "data-copy" in values:
+            self.copied.append(values["data-copy"])
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
         if tag in ("img", "script") and "src" in values:
@@ -76,6 +79,13 @@ def test_every_link_and_anchor_of_the_site_exists(built: dict[Path, Page]) -> No
                 missing.append(f"{path.relative_to(site.SITE)}: {link}")
     assert len(built) > 50
     assert not missing
+
+
+def test_the_copy_button_of_a_session_copies_its_commands_alone(built: dict[Path, Page]) -> None:
+    first, *others = built[site.SITE / "tutorial-workflow.html"].copied
+    assert first.startswith("cat > ci.yaml <<'EOF'\nname: ci\ntimeout: 5m\n") and first.endswith("\nEOF")
+    assert others[0] == "shotclock check ci.yaml\nshotclock plan ci.yaml"
+    assert sum(len(page.copied) for page in built.values()) > 100
 
 
 def test_the_site_asks_no_other_host_for_files(built: dict[Path, Page]) -> None:
