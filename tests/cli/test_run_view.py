@@ -340,6 +340,22 @@ def test_after_ctrl_c_a_view_shows_the_grace_that_is_left_and_after_the_second_o
     assert "tries again" not in ESCAPES.sub("", screen.decode(errors="replace"))
 
 
+def test_a_run_that_is_refused_lists_no_steps_of_the_run_that_is_under_way(
+    flow: Callable[..., str], on_terminal: Callable[..., Seen], tmp_path: Path
+) -> None:
+    text = "steps: {first: {exec: 'true'}, second: {exec: 'touch up; sleep 60', depends_on: first}}"
+    words = [*SHOTCLOCK, "run", flow(text), "--run-id", "r1", "--json"]
+    process = WarmStart(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for((tmp_path / "up").exists, "the second step", RUN_LIMIT_S)
+        seen = on_terminal("run", "--resume", "r1", streams=("stderr",), within_s=RUN_LIMIT_S)
+    finally:
+        process.kill()
+        process.wait(SOON_S)
+    assert json.loads(seen.stdout)["error"]["code"] == "RUN_TAKEN"
+    assert "first" not in seen.screen
+
+
 # --- in other formats -----------------------------------------------------------------------------
 
 
