@@ -69,7 +69,11 @@ def test_a_failed_run_sends_one_message_that_says_what_failed(runs: Runs, taken:
         "STEPS_FAILED",
     )
     assert (event["ok"], event["failed"], event["command"]) == (False, ["build"], "shotclock report r1")
-    assert event["text"].splitlines()[1:] == ["STEPS_FAILED: 1 of 1 steps failed: build", "shotclock report r1"]
+    assert event["text"].splitlines()[1:] == [
+        "STEPS_FAILED: 1 of 1 steps failed: build",
+        "build: the command ended with exit code 3",
+        "shotclock report r1",
+    ]
 
 
 def test_each_end_is_sent_to_the_entries_that_ask_for_it(runs: Runs, taken: Taken) -> None:
