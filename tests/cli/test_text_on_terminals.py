@@ -155,7 +155,7 @@ def read_line(words: list[str]) -> Any:
 
 def test_every_subcommand_that_answers_in_our_form_takes_the_format_on_either_side() -> None:
     for words, command in leaves():
-        if command.name in ("timeout", "hook"):  # the forms of GNU and the agents
+        if command.name in ("timeout", "hook", "demo"):  # the forms of GNU and the agents; a show for people
             continue
         for form in ("text", "json"):
             for typed in (["--format", form], [f"--format={form}"]):

@@ -427,7 +427,7 @@ def _row(step: dict[str, Any], names: int, room: int, end_ms: int, *, has_p95: b
     spare = 0
     if step["budget_ms"]:
         spare = max(0, min(room - start, round(step["budget_ms"] * room / end_ms)) - used)
-    tries = f" ↻ {step['attempts']} tries" if step["attempts"] > 1 and not step["is_per_item"] else ""
+    tries = f" ↻{step['attempts']}" if step["attempts"] > 1 and not step["is_per_item"] else ""
     return line + Text(" " * start) + Text("█" * used, COLOURS[status]) + Text("░" * spare, "bright_black") + tries
 
 
