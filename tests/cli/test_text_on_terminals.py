@@ -113,6 +113,17 @@ def test_every_refusal_is_in_the_format_that_was_asked_for(
 
 
 @pytest.mark.slow
+def test_help_is_as_wide_as_a_narrow_terminal_and_a_hundred_columns_elsewhere(on_terminal: Any, shotclock: Any) -> None:
+    for line in ("--help", "run --help", "exec --help", "wrap --help", "timeout --help"):
+        words = line.split()
+        narrow = on_terminal(*words, streams=("stdout",), env={"COLUMNS": "80"}).screen.splitlines()
+        wide = shotclock(*words, env={"COLUMNS": "80"}).stdout.decode().splitlines()
+        described = "      "  # usage, headings and examples are not broken
+        assert max(len(each) for each in narrow if each.startswith(described)) <= 80, line
+        assert 80 < max(len(each) for each in wide if each.startswith(described)) <= 100, line
+
+
+@pytest.mark.slow
 def test_the_text_of_a_refused_workflow_file_names_each_mistake_once_and_the_command_that_converts_it(
     shotclock: Any, tmp_path: Path
 ) -> None:
