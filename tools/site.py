@@ -5,6 +5,7 @@ README.md becomes its first page. Links that lead out of docs/ become links to t
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
 import shutil
@@ -23,6 +24,8 @@ _LINK = re.compile(r"(?<=\]\()(?P<target>[^)#\s]+)(?=[)#\s])")
 _FENCE = re.compile(r"^(?P<fence>```+)(?P<language>\w+)?[^\n]*$", re.MULTILINE)
 _HEADING = re.compile(r"^# (?P<title>.+)$", re.MULTILINE)
 _COMMENT = re.compile(r"^<!--.*?-->\n+", re.DOTALL)
+_CODE = re.compile(r'<div class="highlight">(?=(?P<code><pre>.*?</pre>))', re.DOTALL)
+_TAG = re.compile(r"<[^>]+>")
 _LANGUAGES = {"json": "json", "python": "python", "yaml": "yaml", "diff": "diff", "console": "console"}
 
 
@@ -92,6 +95,26 @@ def write_pages() -> None:
     (PAGES / "llms.txt").write_text(index_for_models(), "utf-8")
 
 
+def commands_of(session: str) -> str:
+    """Return the commands of a console session, without its prompts and its output."""
+    commands: list[str] = []
+    goes_on = False  # the lines of a here-document follow its command
+    for line in session.splitlines():
+        goes_on = line.startswith("$ ") or (goes_on and line.startswith("> "))
+        commands += [line[2:]] if goes_on else []
+    return "\n".join(commands)
+
+
+def offer_commands(page: Path) -> None:
+    """Let the copy button of a console session copy its commands alone."""
+
+    def mark(found: re.Match[str]) -> str:
+        commands = commands_of(html.unescape(_TAG.sub("", found["code"])))
+        return f'<div class="highlight" data-copy="{html.escape(commands)}">' if commands else found[0]
+
+    page.write_text(_CODE.sub(mark, page.read_text("utf-8")), "utf-8")
+
+
 def main() -> int:
     write_pages()
     shutil.rmtree(SITE, ignore_errors=True)
@@ -100,6 +123,8 @@ def main() -> int:
         code = subprocess.run(command, cwd=ROOT, timeout=BUILD_LIMIT_S).returncode
         # llms.txt lists the pages as Markdown.
         shutil.copytree(PAGES, SITE, dirs_exist_ok=True)
+        for page in SITE.rglob("*.html"):
+            offer_commands(page)
         return code
     except subprocess.TimeoutExpired:
         print(f"the site was not built in {BUILD_LIMIT_S:g} s", file=sys.stderr)

@@ -360,7 +360,7 @@ complete -c shotclock -n '_shotclock_at \'/plan\'' -l json -d 'Print only the en
 complete -c shotclock -n '_shotclock_at \'/plan\'' -l timeout -r -d 'Answer within this time (500ms, 30s, 5m; 0 means no limit).'
 complete -c shotclock -n '_shotclock_at \'/plan\'' -l format -x -a 'text json' -d 'text, also off a terminal, or json, the same as --json.'
 complete -c shotclock -n '_shotclock_at \'/plan\'' -l help -d 'Show help.'
-complete -c shotclock -n '_shotclock_at \'/import\'' -l kind -x -a 'visor actions taskfile dagu' -d 'The tool that the file is of, if it is not recognised.'
+complete -c shotclock -n '_shotclock_at \'/import\'' -l kind -x -a 'visor actions taskfile dagu' -d 'The tool that the file is of, if it is not recognised: visor, actions, taskfile, dagu.'
 complete -c shotclock -n '_shotclock_at \'/import\'' -l output -r -d 'Write the workflow to this file instead of stdout.'
 complete -c shotclock -n '_shotclock_at \'/import\'' -l force -d 'Overwrite the file of --output.'
 complete -c shotclock -n '_shotclock_at \'/import\'' -l json -d 'Print an envelope with the workflow and the notes instead of the workflow.'

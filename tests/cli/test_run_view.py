@@ -147,7 +147,7 @@ def test_a_view_says_what_a_step_is_at_and_why_it_went_wrong(
     after = plain[plain.rindex("✓ a-step-with") :]
     assert re.search(r"✗ flaky .*2 tries  connection refused \(the", after)
     assert re.search(r"✓ tidy .*1 process outlived the", after)
-    assert re.search(r"✗ a-name-that.*: 3 succeeded, 3 failed in \d", after)
+    assert re.search(r"✗ a-name-that.*: 3 succeeded, 1 timed out, 2 failed in \d", after), after
     assert re.search(r"\n  shotclock report (\w{16}) --open\n  shotclock run --rerun-failed \1\n$", after)
     assert all(len(line) <= 80 for line in plain.replace("\r", "\n").split("\n"))
 
@@ -338,6 +338,22 @@ def test_after_ctrl_c_a_view_shows_the_grace_that_is_left_and_after_the_second_o
         os.close(ours)
         os.close(theirs)
     assert "tries again" not in ESCAPES.sub("", screen.decode(errors="replace"))
+
+
+def test_a_run_that_is_refused_lists_no_steps_of_the_run_that_is_under_way(
+    flow: Callable[..., str], on_terminal: Callable[..., Seen], tmp_path: Path
+) -> None:
+    text = "steps: {first: {exec: 'true'}, second: {exec: 'touch up; sleep 60', depends_on: first}}"
+    words = [*SHOTCLOCK, "run", flow(text), "--run-id", "r1", "--json"]
+    process = WarmStart(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for((tmp_path / "up").exists, "the second step", RUN_LIMIT_S)
+        seen = on_terminal("run", "--resume", "r1", streams=("stderr",), within_s=RUN_LIMIT_S)
+    finally:
+        process.kill()
+        process.wait(SOON_S)
+    assert json.loads(seen.stdout)["error"]["code"] == "RUN_TAKEN"
+    assert "first" not in seen.screen
 
 
 # --- in other formats -----------------------------------------------------------------------------

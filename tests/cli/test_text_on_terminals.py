@@ -112,6 +112,33 @@ def test_every_refusal_is_in_the_format_that_was_asked_for(
         assert (ran.code, ran.stdout) == (seen.code, b"") and b"shotclock: " in ran.stderr, line
 
 
+@pytest.mark.slow
+def test_help_is_as_wide_as_a_narrow_terminal_and_a_hundred_columns_elsewhere(on_terminal: Any, shotclock: Any) -> None:
+    for line in ("--help", "run --help", "exec --help", "wrap --help", "timeout --help"):
+        words = line.split()
+        narrow = on_terminal(*words, streams=("stdout",), env={"COLUMNS": "80"}).screen.splitlines()
+        wide = shotclock(*words, env={"COLUMNS": "80"}).stdout.decode().splitlines()
+        for lines, least, most in ((narrow, 60, 80), (wide, 80, 100)):  # usage, headings and examples are not broken
+            described = [each for each in lines if each.startswith("  ") and not each.startswith("  shotclock ")]
+            assert least < max(map(len, described)) <= most, line
+
+
+@pytest.mark.slow
+def test_the_text_of_a_refused_workflow_file_names_each_mistake_once_and_the_command_that_converts_it(
+    shotclock: Any, tmp_path: Path
+) -> None:
+    flow, foreign = tmp_path / "flow.yaml", tmp_path / "ci.yml"
+    flow.write_text("steps:\n  a: {exec: 'true', timeot: 5}\n")
+    foreign.write_text("on: push\njobs:\n  build:\n    runs-on: ubuntu-latest\n    steps: [{run: make}]\n")
+    for words in ("run", "check", "plan", "advise", "advise --write --yes", "notify test"):
+        ran = shotclock(*words.split(), flow, "--format", "text")
+        text = " ".join((ran.stdout + ran.stderr).decode().split())
+        assert (ran.code, text.count("unknown key 'timeot'"), text.count("mean 'timeout'?")) == (2, 1, 1), (words, text)
+    for command in ("run", "check", "plan"):
+        ran = shotclock(command, foreign, "--format", "text")
+        assert f"convert it with `shotclock import {foreign}`" in ran.stderr.decode(), command
+
+
 def load(name: str) -> Subcommand | CommandTable:
     return wrap_install.TABLE if name == "wrap" else subcommand.load(name)
 

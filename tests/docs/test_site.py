@@ -24,6 +24,7 @@ class Page(HTMLParser):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
+        self.copied: list[str] = []
         self.links: list[str] = []
         self.files: list[str] = []
         self.pictures: dict[str, str] = {}
@@ -32,6 +33,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
+        self.copied += [values["data-copy"]] if "data-copy" in values else []
         self.anchors |= {values["id"]} if "id" in values else set()
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
@@ -104,6 +106,13 @@ def test_links_that_leave_the_documentation_lead_to_the_repository(built: dict[P
     assert len(outside) > 10
     for link in outside:
         assert (ROOT / urlsplit(link).path.partition("/blob/main/")[2]).exists(), link
+
+
+def test_the_copy_button_of_a_session_copies_its_commands_alone(built: dict[Path, Page]) -> None:
+    first, *others = built[site.SITE / "tutorial-workflow.html"].copied
+    assert first.startswith("cat > ci.yaml <<'EOF'\nname: ci\ntimeout: 5m\n") and first.endswith("\nEOF")
+    assert others[0] == "shotclock check ci.yaml\nshotclock plan ci.yaml"
+    assert sum(len(page.copied) for page in built.values()) > 100
 
 
 def test_models_get_an_index_with_a_sentence_of_each_page(built: dict[Path, Page]) -> None:

@@ -69,7 +69,11 @@ def test_a_failed_run_sends_one_message_that_says_what_failed(runs: Runs, taken:
         "STEPS_FAILED",
     )
     assert (event["ok"], event["failed"], event["command"]) == (False, ["build"], "shotclock report r1")
-    assert event["text"].splitlines()[1:] == ["STEPS_FAILED: 1 of 1 steps: build", "shotclock report r1"]
+    assert event["text"].splitlines()[1:] == [
+        "STEPS_FAILED: 1 of 1 steps failed: build",
+        "build: the command ended with exit code 3",
+        "shotclock report r1",
+    ]
 
 
 def test_each_end_is_sent_to_the_entries_that_ask_for_it(runs: Runs, taken: Taken) -> None:
@@ -138,9 +142,13 @@ def test_a_run_is_sent_once_for_each_time_it_is_parked(runs: Runs, taken: Taken)
 
 def test_a_run_that_is_cancelled_as_a_job_is_sent(runs: Runs, taken: Taken) -> None:
     runs(flow(runs, taken, QUESTION, "[ended]"), "--run-id", "r1", code=14)
+    with sqlite3.connect(runs.folder / "home" / "shotclock.db") as store:  # as if it had waited for a minute
+        store.execute("UPDATE runs SET created_at = created_at - 60000")
+    store.close()
     shotclock(runs, "job", "cancel", "r1")
     [event] = events(taken)
     assert (event["event"], event["code"]) == ("failed", "CANCELLED")
+    assert event["duration_ms"] >= 60_000, "from the beginning of the run, not of the command that ended it"
 
 
 def test_a_server_that_does_not_answer_is_a_warning_in_the_answer_and_the_report(runs: Runs, taken: Taken) -> None:

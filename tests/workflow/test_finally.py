@@ -214,9 +214,9 @@ def test_any_end_starts_a_step_that_waits_for_an_end(run: Run) -> None:
 def test_a_failing_finally_step_fails_a_run_and_hides_no_earlier_failure(run: Run) -> None:
     envelope = run("steps: {a: {exec: exit 0}}\nfinally: {b: {exec: exit 5}}")
     assert envelope.error is not None and envelope.error["code"] == "STEPS_FAILED" and envelope.meta["exit_code"] == 3
-    assert envelope.error["message"] == "1 of 2 steps: b"
+    assert envelope.error["message"] == "1 of 2 steps failed: b"
     envelope = run("steps: {a: {exec: exit 4}}\nfinally: {b: {exec: exit 5}}")
-    assert envelope.error is not None and envelope.error["message"] == "2 of 2 steps: a, b"
+    assert envelope.error is not None and envelope.error["message"] == "2 of 2 steps failed: a, b"
     late = "timeout: 4\nsteps: {a: {exec: exit 4}}\nfinally: {b: {exec: sleep 30, grace: 0}}"
     envelope = run(late)
     assert envelope.error is not None and envelope.error["code"] == "STEPS_FAILED", envelope

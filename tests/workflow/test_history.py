@@ -208,7 +208,7 @@ def test_advice_is_one_sentence_with_a_round_value(load: Any, store: Store, tmp_
         ("60s", [took(10)] * 30, "lower", 5_000, "lower it to 5s: the longest of 30 runs took 10ms"),
         ("6s", [took(10)] * 30, "keep", None, "keep it: the longest of 30 runs took 10ms"),
         ("0", [took(10)] * 30, "keep", None, "it has no timeout"),
-        ("60s", [took(1, attempts=2)] * 6, "unknown", None, "no run can be counted (6 with a pause"),
+        ("60s", [took(1, attempts=2)] * 6, "unknown", None, "no run can be counted (6 interrupted or continued)"),
     ]
     for at, (timeout, states, verdict, suggested, sentence) in enumerate(cases):
         for number, state in enumerate(states):

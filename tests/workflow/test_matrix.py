@@ -75,7 +75,7 @@ def test_a_failed_combination_is_named(run: Callable[..., Envelope]) -> None:
     assert isinstance(envelope.data, dict)
     error = envelope.data["steps"]["a"]["error"]
     assert error["context"]["items_failed"] == [1]
-    assert error["message"].startswith('item 2 of 3 ({"n":2})')
+    assert error["message"].startswith("item 2 of 3 (n: 2)")
 
 
 WRONG = {

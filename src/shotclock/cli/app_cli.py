@@ -57,6 +57,7 @@ from .parser import (
     command_help,
     duration,
     flag,
+    help_width,
     number_between,
     option,
     read_command,
@@ -113,7 +114,8 @@ def _main(app: CommandLineApp, catalogue: Catalogue, table: CommandTable, line: 
     if command is not None and command.main is not None:
         return command.main(line.words)
     if line.wants == "help":
-        return emit_text(table_help(table) if command is None else command_help(table.name, command), 0)
+        width = help_width()
+        return emit_text(table_help(table, width) if command is None else command_help(table.name, command, width), 0)
     if command is None and not line.words:
         write_quietly(sys.stderr, table_help(table))
     spec = None if command is None else catalogue.find(command.name)

@@ -148,7 +148,7 @@ COMMANDS = {
     "engine": Subcommand(
         "engine",
         options=(
-            argument("what", "dev.", choices=("dev",), missing="missing WHAT: dev"),
+            argument("what", "dev.", choices=("dev",), missing="write `shotclock engine dev`"),
             option(
                 "--port", "N", "Listen on this port of this machine.", read=number_between(1, 65_535), default="7233"
             ),

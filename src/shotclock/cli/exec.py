@@ -23,7 +23,18 @@ from ..process.runners import runners_folder
 from ..runtime.call import Call, Outcome, admit, answer, inherited_deadline, invalid, no_time_left
 from ..runtime.commands import assign, judge, problems_with
 from .output import emit, emit_text, flush_quietly, say_line
-from .parser import Mistakes, Subcommand, command_help, duration, flag, name_and_value, number_between, option, read
+from .parser import (
+    Mistakes,
+    Subcommand,
+    command_help,
+    duration,
+    flag,
+    help_width,
+    name_and_value,
+    number_between,
+    option,
+    read,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,7 +119,7 @@ def main(words: list[str]) -> int:
     signals = TerminalSignals()
     request = parse(words)
     if request.help:
-        return emit_text(command_help("shotclock", COMMAND), 0)
+        return emit_text(command_help("shotclock", COMMAND, help_width()), 0)
     return carry_out(request, signals)
 
 

@@ -68,7 +68,7 @@ COMMANDS = {
             option(
                 "--kind",
                 "KIND",
-                "The tool that the file is of, if it is not recognised.",
+                f"The tool that the file is of, if it is not recognised: {', '.join(KINDS)}.",
                 choices=tuple(KINDS),
             ),
             option("--output", "FILE", "Write the workflow to this file instead of stdout."),

@@ -131,7 +131,8 @@ class View:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._drawing
         self._stop()
-        self._list_finished()
+        if self._begun.is_set():  # else the run was refused
+            self._list_finished()
         self._screen.close()
 
     @contextlib.contextmanager

@@ -61,7 +61,10 @@ def _test(flow: str | None) -> Outcome:
     data: dict[str, object] = {"file": str(file), "messages": rows}
     problem = None
     if unsent:
-        problem = Problem("UNAVAILABLE", f"{len(unsent)} of {len(rows)} messages were not sent")
+        channels = ", ".join(dict.fromkeys(str(row["channel"]) for row in rows if not row["ok"]))
+        message = f"{len(unsent)} of {len(rows)} messages {'was' if len(unsent) == 1 else 'were'} not sent: {channels}"
+        hint = "data.messages has the reason of each; correct the entry or its channel, then try again"
+        problem = Problem("UNAVAILABLE", message, suggestion=hint)
     return Outcome(Ending.FINISHED, problem, data)
 
 
@@ -84,7 +87,12 @@ COMMANDS = {
     "notify": Subcommand(
         "notify",
         options=(
-            argument("what", "test.", choices=("test",), missing="missing WHAT: test"),
+            argument(
+                "what",
+                "test.",
+                choices=("test",),
+                missing="write `shotclock notify test [FLOW]`",
+            ),
             argument("flow", "A workflow file; without one, the user's own file."),
             JSON,
             timeout_option(),

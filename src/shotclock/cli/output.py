@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 from ..core.clocks import NS_PER_MS, format_duration
 from ..core.envelope import EX_IOERR, Envelope, Problem
-from ..core.errors import Ending, Failure
+from ..core.errors import Ending, Failure, error_entry
+from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import PIPE_ROOM
 from ..process.kill import STOP_SIGNALS
@@ -138,6 +139,9 @@ def _stderr_at_line_start() -> bool | None:
         return None
 
 
+MISTAKES_SHOWN = 20  # of a workflow file; the envelope has all
+
+
 def summary_line(envelope: Envelope, program: str = "shotclock") -> str:
     took = format_duration(int(str(envelope.meta["duration_ms"])))
     if envelope.error is None:
@@ -148,12 +152,27 @@ def summary_line(envelope: Envelope, program: str = "shotclock") -> str:
         ending = "failed" if envelope.ending == Ending.FINISHED else envelope.ending
         line = f"{program}: {envelope.code}: {envelope.error['message']} ({ending}, {took})"
         # The output of a failed command is above, and the mistakes of a command line are in the message.
-        if not envelope.error.get("errors") and envelope.code != "COMMAND_FAILED":
+        if envelope.code == "WORKFLOW_INVALID":
+            line += _mistakes_of_file(envelope)
+        elif not envelope.error.get("errors") and envelope.code != "COMMAND_FAILED":
             suggestion = str(envelope.error["suggestion"])
             line += f"; {suggestion.replace('data.continue_command', 'the command above')}"
     for notice in envelope.warnings:
         line += f"\n  {notice['code']}: {notice['message']}"
     return line
+
+
+def _mistakes_of_file(envelope: Envelope) -> str:
+    """Return the suggestion, unless it only points at the mistakes, and a line for each mistake."""
+    error = envelope.error or {}
+    mistakes: Any = error.get("errors") or ()
+    suggestion = str(error.get("suggestion") or "")
+    text = "" if suggestion == error_entry("WORKFLOW_INVALID").hint else f"; {suggestion}"
+    if envelope.meta.get("command") in ("check", "plan", "advise") and envelope.data is not None:  # they draw them
+        return text
+    text += "".join(f"\n  {one_line(str(each['message']), 500)}" for each in mistakes[:MISTAKES_SHOWN])
+    more = len(mistakes) - MISTAKES_SHOWN
+    return text + (f"\n  and {more} more: `shotclock check` shows them all" if more > 0 else "")
 
 
 def describe_page(data: dict[str, Any], name: str = "html") -> str:

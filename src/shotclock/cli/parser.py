@@ -20,6 +20,7 @@ from ..core.value_types import field, record, replace, value
 Mistakes = list[dict[str, str]]
 
 HELP_WIDTH = 100
+_LEAST_HELP_WIDTH = 60  # a narrower terminal breaks the lines itself
 _HELP_COLUMN = 24
 _VARIABLE = r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}"
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
@@ -411,16 +412,27 @@ def nearest_of(name: str, known: Iterable[str]) -> str | None:
     return names[close[0]] if close else None
 
 
-def table_help(table: CommandTable) -> str:
+def help_width() -> int:
+    """Return the width of help on this terminal, and the usual one elsewhere."""
+    try:
+        columns = os.get_terminal_size(1).columns
+    except (OSError, ValueError):
+        return HELP_WIDTH
+    written = os.environ.get("COLUMNS", "")
+    columns = int(written) if written.isascii() and written.isdecimal() else columns
+    return min(HELP_WIDTH, max(_LEAST_HELP_WIDTH, columns)) if columns else HELP_WIDTH
+
+
+def table_help(table: CommandTable, width: int = HELP_WIDTH) -> str:
     sections = {"Commands": [(command.name, command.summary) for command in table.commands]}
     form = "text or json, before or after the command [text on a terminal, json elsewhere]"
     sections["Options"] = [(f"{FORMAT.name} {FORMAT.metavar}", form), ("-h, --help", "show help")]
     if table.has_version:
         sections["Options"].append(("--version", "show the version"))
-    return _page(f"Usage: {table.name} {table.kind.upper()} [OPTIONS]", table.summary, sections, table.epilogue)
+    return _page(f"Usage: {table.name} {table.kind.upper()} [OPTIONS]", table.summary, sections, table.epilogue, width)
 
 
-def command_help(name: str, command: Subcommand) -> str:
+def command_help(name: str, command: Subcommand, width: int = HELP_WIDTH) -> str:
     usage, sections = "[OPTIONS]", dict[str, list[tuple[str, str]]]()
     for each in command.accepted:
         sections.setdefault(each.heading, []).append(each.describe())
@@ -430,29 +442,29 @@ def command_help(name: str, command: Subcommand) -> str:
     last = next((heading for heading in reversed(sections) if heading != "Arguments"), "Options")
     sections.setdefault(last, []).append(("-h, --help", "show help"))
     usage = f"Usage: {name} {command.name} {command.usage or usage}"
-    return _page(usage, command.description or command.summary, sections, command.epilogue)
+    return _page(usage, command.description or command.summary, sections, command.epilogue, width)
 
 
-def _page(usage: str, summary: str, sections: dict[str, list[tuple[str, str]]], epilogue: str) -> str:
+def _page(usage: str, summary: str, sections: dict[str, list[tuple[str, str]]], epilogue: str, width: int) -> str:
     lines = [usage, ""]
     if summary:
-        lines += [*_wrap(summary), ""]
+        lines += [*_wrap(summary, width), ""]
     for heading, entries in sections.items():
-        lines += [f"{heading}:", *(line for entry in entries for line in _entry(*entry)), ""]
+        lines += [f"{heading}:", *(line for entry in entries for line in _entry(*entry, width)), ""]
     if epilogue:
-        lines += [*_wrap(epilogue), ""]
+        lines += [*_wrap(epilogue, width), ""]
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _entry(name: str, text: str) -> list[str]:
+def _entry(name: str, text: str, width: int) -> list[str]:
     indent = " " * _HELP_COLUMN
-    lines = [indent + line for line in _wrap(text, HELP_WIDTH - _HELP_COLUMN)]
+    lines = [indent + line for line in _wrap(text, width - _HELP_COLUMN)]
     if len(name) + 4 > _HELP_COLUMN or not lines:
         return [f"  {name}", *lines]
     return [f"  {name}".ljust(_HELP_COLUMN) + lines[0].lstrip(), *lines[1:]]
 
 
-def _wrap(text: str, width: int = HELP_WIDTH) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     lines: list[str] = []
     for paragraph in text.split("\n\n"):
         if any(line[:1].isspace() for line in paragraph.splitlines()):  # an example keeps its lines

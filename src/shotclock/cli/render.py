@@ -67,6 +67,8 @@ def _draw(name: str, data: Any, console: Console) -> None:
             _doctor(data, console)
         case "check":
             _findings(data, console)
+        case "advise" if "findings" in data:  # the file has mistakes
+            _findings(data, console)
         case "plan":
             _plan(data, console)
         case "advise":
@@ -368,8 +370,9 @@ def _run(data: Any, console: Console) -> None:
     if data["why"]:
         _print(console, Text(f"  {one_line(data['why'], 500)}", COLOURS[status]))
     counts = ", ".join(f"{count} {WORDS[Status(name)]}" for name, count in data["counts"].items())
-    group = (data["concurrency"] or {}).get("group")
-    in_group = f"; group {one_line(group, 80)}" if group else ""
+    group = data["concurrency"]
+    waited = f", waited {brief(group['waited_ms'])}" if group and group["waited_ms"] else ""
+    in_group = f"; group {one_line(group['group'], 80)}{waited}" if group else ""
     _print(console, Text(f"  {counts}; run {one_line(data['run_id'], 80)}{in_group}\n", "bright_black"))
     steps = _worth_showing(data["steps"], set(data["critical_path"]))
     names = min(28, max((len(one_line(step["id"], 28)) for step in steps), default=0))
@@ -424,7 +427,7 @@ def _row(step: dict[str, Any], names: int, room: int, end_ms: int, *, has_p95: b
     spare = 0
     if step["budget_ms"]:
         spare = max(0, min(room - start, round(step["budget_ms"] * room / end_ms)) - used)
-    tries = f" ↻{step['attempts']}" if step["attempts"] > 1 else ""
+    tries = f" ↻{step['attempts']}" if step["attempts"] > 1 and not step["is_per_item"] else ""
     return line + Text(" " * start) + Text("█" * used, COLOURS[status]) + Text("░" * spare, "bright_black") + tries
 
 

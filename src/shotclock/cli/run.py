@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from ..runtime.outcomes import outcome_of_error
 from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
-from ..workflow.report import MARKS, artifacts_in_words, brief, unstarted
+from ..workflow.report import MARKS, WORDS, artifacts_in_words, brief, unstarted
 from ..workflow.rerun import refuse_open
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
@@ -392,10 +393,10 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions)
         asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in waiting)
         state = "keeps running" if envelope.ending == Ending.DETACHED else "has ended without an answer"
         return f"◌ {name} {f'waits for a person:{asks}' if waiting else state}\n  {data['continue_command']}"
-    kinds = (("completed", "succeeded"), ("failed", "failed"), ("skipped", "skipped"))
-    counts = ", ".join(f"{len(data[kind])} {word}" for kind, word in kinds if data[kind])
-    if envelope.ok and data["failed"]:
-        counts = counts.replace(" failed", " failed and may")
+    bad = Counter(WORDS[Status(data["steps"][name]["status"])] for name in data["failed"])
+    may = " (may fail)" if envelope.ok else ""
+    kinds = [(len(data["completed"]), "succeeded"), *((count, f"{word}{may}") for word, count in bad.items())]
+    counts = ", ".join(f"{count} {word}" for count, word in [*kinds, (len(data["skipped"]), "skipped")] if count)
     kept = sum("kept_from" in data["steps"][name] for name in data["completed"])
     counts = counts.replace(" succeeded", f" succeeded ({kept} of them kept)", 1) if kept else counts
     mark = MARKS[Status.SUCCEEDED if envelope.ok else Status.FAILED]
@@ -404,7 +405,8 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions)
     artifacts = data.get("artifacts")
     files = "" if artifacts is None else f"\n  {artifacts_in_words(artifacts)}: {visible(artifacts['folder'])}"
     failed = [one_line(name, 40) for name in data["failed"]]
-    names = f"\n  failed: {', '.join(failed[:NAMED])}" + (" …" if len(failed) > NAMED else "") if failed else ""
+    label = next(iter(bad)) if len(bad) == 1 else "not succeeded"
+    names = f"\n  {label}: {', '.join(failed[:NAMED])}" + (" …" if len(failed) > NAMED else "") if failed else ""
     lines = [f"{mark} {one_line(data['name'], 40)}: {counts} in {took}{names}{files}"]
     lines.append(f"  shotclock report {data['run_id']} --open{where}")
     return "\n".join([*lines, *([f"  {data['rerun_command']}"] if "rerun_command" in data else [])])

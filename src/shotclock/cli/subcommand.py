@@ -56,6 +56,7 @@ from .parser import (
     duration,
     find_command,
     flag,
+    help_width,
     option,
     read,
     table_help,
@@ -95,7 +96,7 @@ class Mistaken(Exception):
 def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) -> int:
     line = find_command(table, words)
     if line.wants == "help":
-        return emit_text(table_help(table), 0)
+        return emit_text(table_help(table, help_width()), 0)
     if not words:
         write_quietly(sys.stderr, table_help(table))
     if line.mistakes:
@@ -113,7 +114,7 @@ def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: 
         return command.main(words)
     line = read(command, words, hint=f"see {prefix} {command.name} --help")
     if line.wants == "help":
-        return emit_text(command_help(prefix, command), 0)
+        return emit_text(command_help(prefix, command, help_width()), 0)
     as_json = wants_json(line.format)
     name = " ".join([*prefix.split()[1:][-1:], command.name])
     work = find_work(name, command, line)

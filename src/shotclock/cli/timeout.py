@@ -20,7 +20,7 @@ from ..runtime.call import admit, inherited_deadline
 from ..runtime.commands import assign, judge, problems_with
 from .exec import LIMIT_REACHED, NOT_DONE, NOT_EXECUTABLE, NOT_FOUND
 from .output import say_line, write_quietly
-from .parser import Subcommand, command_help, flag, option
+from .parser import Subcommand, command_help, flag, help_width, option
 
 # The time between the signal and SIGKILL without -k. GNU timeout would wait for ever.
 GRACE_MS = 5_000
@@ -84,7 +84,7 @@ def parse(words: list[str]) -> TimeoutRequest | str:
             case "--version":
                 return f"timeout (shotclock) {__version__}\n"
             case _:
-                return command_help("shotclock", COMMAND)
+                return command_help("shotclock", COMMAND, help_width())
     if not request.command:
         raise Misused("a DURATION and a COMMAND are needed" if not rest else "no COMMAND after the DURATION")
     request.duration_ms = read_duration_ms(rest[0])

@@ -47,6 +47,7 @@ from .parser import (
     duration,
     expand,
     flag,
+    help_width,
     is_option,
     name_and_value,
     number_between,
@@ -72,7 +73,7 @@ def main(words: list[str]) -> int:
     foreground.fill_standard_descriptors()
     line = read(COMMAND, words, hint="see shotclock wrap --help")
     if line.wants == "help":
-        return emit_text(command_help("shotclock", COMMAND), 0)
+        return emit_text(command_help("shotclock", COMMAND, help_width()), 0)
     if line.values["config"] is not None:
         from .wrap_file import run_servers  # with modules that one server does not need
 

@@ -101,6 +101,13 @@ def as_text(value: Any) -> str:
     return "" if value is None else write_json(value, separators=(",", ":"))
 
 
+def describe_value(value: Any) -> str:
+    """Return a value for a message: an object of plain values without the punctuation of JSON."""
+    if isinstance(value, dict) and value and not any(isinstance(part, dict | list) for part in value.values()):
+        return ", ".join(f"{name}: {as_text(part)}" for name, part in value.items())
+    return as_text(value)
+
+
 def write_json(value: Any, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
     """Return readable JSON that can always be encoded: half a character is escaped."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, separators=separators)

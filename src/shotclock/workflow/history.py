@@ -358,7 +358,7 @@ def _explain_too_few(measured: Measured) -> str:
     few = f"{count} too few" if measured.runs else "no run can be counted"
     apart = [f"{measured.failures} failed"] if measured.failures else []
     if measured.uncounted:
-        apart.append(f"{measured.uncounted} with a pause or a stop from outside")
+        apart.append(f"{measured.uncounted} interrupted or continued")
     return few + (f" ({', '.join(apart)})" if apart else "")
 
 

@@ -27,6 +27,8 @@ from ..store.store import Store
 from .schema import WorkflowFile, is_template
 from .state import read_record, redaction_for, restore_secrets
 
+STEPS_EXPLAINED = 3
+
 
 @value
 class Notice:
@@ -64,7 +66,13 @@ class Notice:
 
 
 def notice_of(
-    run_id: str, name: str, file: str, workflow: WorkflowFile, envelope: Envelope, environment: Mapping[str, str]
+    run_id: str,
+    name: str,
+    file: str,
+    workflow: WorkflowFile,
+    envelope: Envelope,
+    environment: Mapping[str, str],
+    lasted_ms: int,
 ) -> Notice | None:
     """Return the message about a run that has ended or was parked with this answer; None if nobody wants it."""
     data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
@@ -77,7 +85,7 @@ def notice_of(
     own, others = _wanting(workflow.notify, events), _wanting(users.notify, events)
     if not (own or others or flaw):
         return None
-    event = _describe(run_id, name, file, envelope, data, events[0], users)
+    event = _describe(run_id, name, file, envelope, data, events[0], users, lasted_ms)
     return Notice(
         redaction_for(workflow, environment).value(event),
         own,
@@ -96,7 +104,8 @@ async def answer_again(run: StoredRun, envelope: Envelope, store: Store, environ
         except Failure as failure:
             envelope.warnings.append(warning("NOT_NOTIFIED", str(failure)))
         else:
-            notice = notice_of(run.id, run.name, run.file, workflow, envelope, environment)
+            lasted_ms = (run.ended_at or wall_time()) - run.created_at
+            notice = notice_of(run.id, run.name, run.file, workflow, envelope, environment, lasted_ms)
             envelope.warnings += [] if notice is None else await notice.send_end(store)
     return envelope
 
@@ -136,6 +145,12 @@ def _events_of(envelope: Envelope, data: Mapping[str, Any]) -> Iterator[str]:
     yield "ended"
 
 
+def _explain_steps(data: Mapping[str, Any]) -> list[str]:
+    """Return a line for each of the first failed steps: why it failed."""
+    failed = [(name, data["steps"][name]["error"]) for name in data.get("failed", ())]
+    return [one_line(f"{name}: {error['message']}", 300) for name, error in failed if error][:STEPS_EXPLAINED]
+
+
 def _describe(
     run_id: str,
     name: str,
@@ -144,8 +159,8 @@ def _describe(
     data: Mapping[str, Any],
     event: str,
     users: UserFile,
+    lasted_ms: int,
 ) -> dict[str, Any]:
-    duration_ms = int(str(envelope.meta["duration_ms"]))
     how = {"timed_out": "timed out", "parked": "waits for a person", "ended": "succeeded"}.get(event, event)
     title = one_line(f"{name} {how}", 200)
     described: dict[str, Any] = {
@@ -158,10 +173,10 @@ def _describe(
         "at": wall_time().iso(),
         "ok": envelope.ok,
         "code": envelope.code,
-        "duration_ms": duration_ms,
+        "duration_ms": lasted_ms,
         "failed": list(data.get("failed", ())),
     }
-    lines = [f"{title} on {described['host']} after {format_duration(duration_ms)}"]
+    lines = [f"{title} on {described['host']} after {format_duration(lasted_ms)}"]
     if event == "parked":
         waiting = [{"proposal_id": each["proposal_id"], "title": each["title"]} for each in data["waiting"]]
         for each in waiting:
@@ -175,4 +190,5 @@ def _describe(
     if envelope.error is not None and event != "parked":
         described["message"] = str(envelope.error["message"])
         lines.append(one_line(f"{envelope.code}: {described['message']}", 500))
+        lines += _explain_steps(data)
     return {**described, "text": "\n".join([*lines, described["command"]])}

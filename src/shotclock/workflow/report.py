@@ -478,7 +478,7 @@ def to_markdown(report: Report) -> str:
             "" if step.duration_ms is None else brief(step.duration_ms),
             *(["" if step.p95_ms is None else brief(step.p95_ms)] if has_p95 else []),
             "" if step.budget_ms is None else brief(step.budget_ms),
-            str(step.attempts) if step.attempts > 1 else "",
+            str(step.attempts) if step.attempts > 1 and not step.is_per_item else "",
             _code(step.why) if step.why else "",
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -577,7 +577,7 @@ def _detail(step: ReportedStep) -> str:
     if step.ending:
         lines.append(f"ending: {step.ending}")
     if step.attempts > 1:
-        lines.append(f"tries: {step.attempts}")
+        lines.append(f"tries: {step.attempts}" + " over all items" * step.is_per_item)
     lines += [f"+{brief(news['at_ms'])}: {news_in_words(news)}" for news in step.overtime]
     return "\n".join(lines)
 

@@ -584,7 +584,8 @@ class _Run:
         request, environment = self.request, self.caller.environment
         if self.caller.outer is not None:
             return None
-        return notice_of(request.run_id, request.name, request.file, request.workflow, envelope, environment)
+        lasted_ms = (monotonic_ns() - self.began.at_ns) // NS_PER_MS  # since it began, in all its processes
+        return notice_of(request.run_id, request.name, request.file, request.workflow, envelope, environment, lasted_ms)
 
     def _find_fired(self) -> Fired:
         """Return the limit that stopped the run, as it was set, not less a parent's reserve."""

@@ -488,7 +488,7 @@ def judge_run(
         outcome = Outcome(Ending.KILLED, Problem("TIMEOUT", explain_limit(call, fired), fired=fired), data)
     elif bad:
         names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        problem = Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps: {names}")
+        problem = Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps failed: {names}")
         outcome = Outcome(Ending.FINISHED, problem, data)
     elif was_cut:  # its process died after it was stopped, and only its `finally` steps were left to run
         unrun = [name for name, state in states.items() if state.reason is Reason.RUN_ENDED]

@@ -15,7 +15,7 @@ from typing import Any
 from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Fired
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
-from ..core.json_values import Read, as_plain, as_text, read_json, read_printed, warn_of_kept
+from ..core.json_values import Read, as_plain, as_text, describe_value, read_json, read_printed, warn_of_kept
 from ..core.overtime import ObserverKind, OvertimeDecision, OvertimePolicy
 from ..core.value_types import record, replace
 from ..core.visible_text import one_line
@@ -555,7 +555,7 @@ class _Items:
         first = parts[bad[0]]
         error = first.error or {}
         context = error["context"] if isinstance(error.get("context"), dict) else {}
-        shown = one_line(str(self._run.redaction.value(as_text(self._items[bad[0]]))), ITEM_SHOWN)
+        shown = one_line(str(self._run.redaction.value(describe_value(self._items[bad[0]]))), ITEM_SHOWN)
         which = f"item {bad[0] + 1} of {len(parts)} ({shown})" + (f" and {len(bad) - 1} more" if len(bad) > 1 else "")
         state.error = {
             **error,
