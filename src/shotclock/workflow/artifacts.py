@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import stat
 import threading
@@ -42,6 +43,7 @@ MOST_ENTRIES = 200_000  # that the patterns of one step look at
 NAMED = 20  # files left out that the warning names
 PIECE = 1 << 20
 _MAGIC = frozenset("*?[")
+_OF_ITEM = re.compile(r"\{\{.*\b(item|index|matrix)\b", re.DOTALL)
 _PART_PREFIX = ".part-"  # a step's folder begins with a letter or `_`
 
 
@@ -116,13 +118,13 @@ async def keep_artifacts(
     """
     if run.artifacts is None or not folders or run.person_wait.parked.done():
         return verdict
-    bell = run.call.bound.bell
+    bell = run.deadlines.of(state.id)  # not that of the run, which keeps time for clean-up and `finally`
     left_ms = COLLECT_LIMIT_MS if bell is None else bell.remaining_ms(monotonic_ns())
     limit_ms = max(LEAST_LIMIT_MS, min(COLLECT_LIMIT_MS, left_ms))
     places = set(folders.values())
-    named = (
-        {state.id: places.pop()} if len(places) == 1 else {f"{state.id}[{at}]": each for at, each in folders.items()}
-    )
+    # The items that are kept from another run have folders of their own there.
+    is_shared = len(places) == 1 and not (state.kept_items and _OF_ITEM.search(step.cwd or ""))
+    named = {state.id: places.pop()} if is_shared else {f"{state.id}[{at}]": each for at, each in folders.items()}
     keeping = asyncio.ensure_future(run.artifacts.keep(state.id, named, step.artifacts, limit_ms))
     await run_shielded(asyncio.wait([keeping]))  # bounded by its limit
     kept = keeping.result()

@@ -65,12 +65,12 @@ from .state import (
     StepState,
     TemplateScope,
     describe_steps,
+    find_rerun_command,
     judge_run,
     park_outcome,
     read_record,
     record_workflow,
     redaction_for,
-    rerun_command,
     restore_secrets,
 )
 from .step_executor import StepExecutor
@@ -115,6 +115,8 @@ class RunCaller:
     outer: RunContext | None = None
     cleans_up: bool = True  # whether clean-up steps can run in a run that is stopped at once
     on_output: OnStepOutput | None = None
+    on_end: Callable[[Envelope], None] | None = None
+    """Called once the end of the run is in the store, before its messages are sent."""
 
 
 DEFAULT_CALLER = RunCaller()
@@ -181,6 +183,11 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
     group = await enter_group(workflow, run.inputs, _group_request(run.id, call, store, caller, resumed=True))
     if group.stopped_by is not None:
         return answer(call, group.outcome)
+    if group.record is not None and (waited_ms := group.record["waited_ms"]):
+        waited_ms += (run.concurrency or {}).get("waited_ms", 0)
+        run = replace(run, concurrency={**group.record, "waited_ms": waited_ms})
+        with group.left_on_error():
+            await asyncio.to_thread(store.runs.note_group, run.id, run.concurrency)
     recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
     return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 
@@ -563,8 +570,10 @@ class _Run:
         envelope = answer(self.call, outcome)
         notice = self._find_notice(envelope)
         end = partial(runs.end, run_id, owes_notice=notice is not None)
-        if not envelope.ok and self.caller.outer is None and isinstance(envelope.data, dict):
-            envelope.data["rerun_command"] = rerun_command(run_id)
+        ends = ((state.status, state.reason) for state in states.values())
+        command = "" if envelope.ok or self.caller.outer is not None else find_rerun_command(run_id, ends)
+        if command and isinstance(envelope.data, dict):
+            envelope.data["rerun_command"] = command
         try:
             try:
                 await asyncio.to_thread(end, envelope.to_dict(), wall_time())
@@ -573,6 +582,16 @@ class _Run:
                 await asyncio.to_thread(end, _without_outputs(envelope), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
+            if command and isinstance(envelope.data, dict):
+                del envelope.data["rerun_command"]  # for the store the run has not ended
+            if notice is not None:
+                message = (
+                    f"nothing was sent, because the end is not in the store; `shotclock run --resume {run_id}` does"
+                )
+                envelope.warnings.append(warning("NOT_NOTIFIED", message))
+            return envelope
+        if self.caller.on_end is not None:
+            self.caller.on_end(envelope)
         if self.caller.outer is None:
             await asyncio.to_thread(prune_in_passing, self.store, os.environ, wall_time(), is_alive)
         if notice is not None:

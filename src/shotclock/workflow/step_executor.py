@@ -93,6 +93,9 @@ class StepExecutor:
         self._folders: dict[str, dict[int, Path]] = {}
         """The working directories of steps with artifacts, by item."""
 
+    def folders_of(self, name: str) -> dict[int, Path]:
+        return self._folders.setdefault(name, {})
+
     async def execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         """Execute one step and leave its state final."""
         token = steps_at_work.set((*steps_at_work.get(), state))
@@ -328,7 +331,7 @@ class StepExecutor:
         run, step, state = self._run, work.step, work.state
         rendered = work.approved or await self.renderer.render_step(step, self._with_deadline(work))
         if step.artifacts:
-            self._folders.setdefault(work.name, {})[work.item[0]] = rendered.folder
+            self.folders_of(work.name)[work.item[0]] = rendered.folder
         log = self.open_log(step, state.id, state.attempts)
         call = self.make_call(
             work.name,
@@ -469,6 +472,8 @@ class _Items:
         self._digests = [digest_of(item) for item in items]
         for number, written in match_items(state.parts, self._digests).items():
             self._parts[number] = StepState.from_record({**written, "id": self._parts[number].id})
+            if written.get("folder") is not None and self._parts[number].status.is_final:  # in an earlier process
+                executor.folders_of(work.name)[number] = Path(written["folder"])
         self._is_clean_up = run.call.winding_down is not None  # no other step begins then
 
     async def carry_out(self) -> Status:
@@ -530,7 +535,10 @@ class _Items:
                 await self._write(number)
 
     def _to_record(self, number: int, part: StepState) -> JsonObject:
-        return {**part.to_record(), "item": self._digests[number]}
+        record = {**part.to_record(), "item": self._digests[number]}
+        if self._work.step.artifacts and (folder := self._executor.folders_of(self._work.name).get(number)) is not None:
+            record["folder"] = str(folder)  # its files are kept when all items have ended, perhaps by another process
+        return record
 
     async def _write(self, number: int) -> None:
         if self._run.record_item is not None:
