@@ -564,6 +564,8 @@ class _Run:
         if self._logs is not None and self._logs.lost:
             lost = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
             outcome.warnings += (lost,)
+        if self._logs is not None and self.caller.outer is None:
+            await self._logs.quota.settle()
         if self._logs is not None and self.caller.outer is None and (deleted := self._logs.quota.deleted):
             lost = warning("NOT_WRITTEN_DOWN", f"the logs of the oldest {deleted} tries: {VARIABLE} was reached")
             outcome.warnings += (lost,)
