@@ -168,3 +168,32 @@ steps: {work: {exec: "touch began{{ inputs.seconds }}; sleep {{ inputs.seconds }
     argv = [sys.executable, "-m", "shotclock", "report", "first"]
     report = subprocess.run(argv, env=runs.env, capture_output=True, timeout=WITHIN_S)
     assert json.loads(report.stdout)["data"]["concurrency"] == resumed["data"]["concurrency"]
+
+
+def test_a_rerun_cleans_up_wholly_although_a_part_of_it_had_succeeded_before(tmp_path: Path) -> None:
+    flow, did = tmp_path / "flow.yaml", tmp_path / "did"
+    (tmp_path / "clean.yaml").write_text("""
+steps:
+  remove: {exec: echo remove >> did}
+  tell: {exec: echo tell >> did; test -e told, depends_on: remove}
+""")
+    flow.write_text("steps: {work: {exec: exit 1}}\nfinally: {clean: {type: workflow, workflow: clean.yaml}}\n")
+    finished(tmp_path / "home", str(flow), "--run-id", "first")
+    (tmp_path / "told").touch()
+    envelope = finished(tmp_path / "home", "--rerun-failed", "first")
+    assert envelope["data"]["steps"]["clean"]["status"] == "succeeded"
+    assert did.read_text().split() == ["remove", "tell"] * 2
+
+
+def test_finally_knows_that_the_run_was_asked_to_stop(runs: Runs) -> None:
+    flow = runs.flow("""
+steps: {work: {exec: "touch began; sleep 60"}, after: {exec: echo after, depends_on: work}}
+finally: {clean: {exec: "echo {{ run.status }}"}}
+""")
+    process = runs.start(flow, "--run-id", "r", "--json")
+    until((runs.folder / "began").exists)
+    argv = [sys.executable, "-m", "shotclock", "job", "stop", "r"]
+    assert subprocess.run(argv, env=runs.env, capture_output=True, timeout=WITHIN_S).returncode == 0
+    envelope = json.loads(process.communicate(timeout=WITHIN_S)[0])
+    assert envelope["error"]["code"] == "CANCELLED"
+    assert envelope["data"]["steps"]["clean"]["output"] == "cancelled"

@@ -380,6 +380,8 @@ class _Planner:
         step, old = self.workflow.steps[name], self.states.get(name)
         if step.type != "workflow" or old is None or not is_same_step or name in behind_from:
             return False
+        if name in self.final:  # the new run has something else to clean up
+            return False
         if is_per_item(self.workflow, step):
             return self._keeps_items(name, reasons, change)
         has_run = old.status.is_bad or self._find_changed_file(name, old) is not None
