@@ -211,7 +211,8 @@ class _Collector:
         self._kept = Kept()
         self._found: set[str] = set()
         self._entries = 0
-        self._is_whole = False
+        self._unsearched: str | None = "there was no time for more"
+        """Why not everything was looked at."""
         self._lock = threading.Lock()
         self._is_given_up = False
 
@@ -221,19 +222,18 @@ class _Collector:
             self._run.prepare(self._step)
             for name, folder in folders.items():
                 self._keep_below(name, folder, wanted)
-            self._is_whole = True
+            self._unsearched = None
         except _OutOfTime:
             pass
         except Exception as error:  # of the store's folder; the step itself is not at fault
-            self._leave_out("the rest", getattr(error, "strerror", None) or str(error))
-            self._is_whole = True
+            self._unsearched = getattr(error, "strerror", None) or str(error)
 
     def finish(self, wanted: Sequence[ArtifactPath]) -> Kept:
         """Return what was kept until now. Nothing is added afterwards."""
         with self._lock:
             self._is_given_up = True
-            if not self._is_whole:
-                self._kept.left_out.append(("the rest", "there was no time for more"))
+            if self._unsearched is not None:
+                self._kept.left_out.append(("the rest", self._unsearched))
             else:
                 self._kept.missing = [each for each in wanted if each.path not in self._found]
             self._kept.artifacts.sort(key=lambda each: str(each["file"]))
