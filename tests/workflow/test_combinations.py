@@ -197,3 +197,20 @@ finally: {clean: {exec: "echo {{ run.status }}"}}
     envelope = json.loads(process.communicate(timeout=WITHIN_S)[0])
     assert envelope["error"]["code"] == "CANCELLED"
     assert envelope["data"]["steps"]["clean"]["output"] == "cancelled"
+
+
+def test_a_run_does_not_wait_for_its_group_into_the_time_of_finally(runs: Runs) -> None:
+    flow = runs.flow("""
+timeout: 60s
+concurrency: g
+steps: {work: {exec: "touch began; while [ ! -e go ]; do sleep 0.05; done"}}
+finally: {clean: {exec: echo cleaned >> done, timeout: 20s}}
+""")
+    holder = runs.start(flow, "--run-id", "first")
+    until((runs.folder / "began").exists)
+    began = time.monotonic()
+    refused = runs(flow, "--run-id", "second", "--timeout", "25s", code=10)
+    assert refused["error"]["code"] == "QUEUE_TIMEOUT" and time.monotonic() - began < 20
+    (runs.folder / "go").touch()
+    holder.communicate(timeout=WITHIN_S)
+    assert runs.done() == ["cleaned"]

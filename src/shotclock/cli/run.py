@@ -348,7 +348,7 @@ class _Events:
 
     def _leave_ended(self, envelope: Envelope, signal_name: str) -> NoReturn:
         """Answer with the end of the run, which is in the store. Only the sending of its messages is cut off."""
-        message = f"a second {signal_name} ended the process after the run had ended: messages may not have been sent"
+        message = f"a second {signal_name} ended the process while messages were sent: some may be missing"
         envelope.warnings.append(warning("NOT_NOTIFIED", message))
         self.finish(envelope)
         if self._as_json:

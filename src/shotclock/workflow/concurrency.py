@@ -45,6 +45,8 @@ class GroupRequest:
     inside: tuple[str, ...]  # the runs around it
     cancel_parked: Callable[[str, Store], Awaitable[object]]
     is_resumed: bool = False
+    kept_ms: int = 0
+    """The time for clean-up and `finally`: a new run that has no more could do nothing else."""
 
     @property
     def effects(self) -> SideEffects:
@@ -202,7 +204,7 @@ class _GroupWait:
     @property
     def _left_ms(self) -> int | None:
         bell = self._request.call.bound.bell
-        return None if bell is None else bell.remaining_ms(monotonic_ns())
+        return None if bell is None else bell.remaining_ms(monotonic_ns()) - self._request.kept_ms
 
     async def _pause(self, blocker: Blocker) -> None:
         """Wait for the next look. Bounded by the deadline of the run, if it has one; a signal ends it at once."""

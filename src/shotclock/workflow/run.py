@@ -116,7 +116,7 @@ class RunCaller:
     cleans_up: bool = True  # whether clean-up steps can run in a run that is stopped at once
     on_output: OnStepOutput | None = None
     on_end: Callable[[Envelope], None] | None = None
-    """Called once the end of the run is in the store, before its messages are sent."""
+    """Called once the store has the end of the run, or that it is parked, before the messages are sent."""
 
 
 DEFAULT_CALLER = RunCaller()
@@ -130,7 +130,8 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
         there = await asyncio.to_thread(store.runs.get, request.run_id)
         if there is not None:
             raise run_exists(request.run_id)  # before it waits for its group
-    group = await enter_group(request.workflow, inputs, _group_request(request.run_id, call, store, caller))
+    kept_ms = _kept_ms(request.workflow, call.bound.limit_ms)
+    group = await enter_group(request.workflow, inputs, _group_request(request.run_id, call, store, caller, kept_ms))
     if group.stopped_by is not None:
         return answer(call, group.outcome)
     # Counted from the start of the call's clock, so that both deadlines are the same.
@@ -160,9 +161,17 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
     return await _Run(request, call, store, caller, began, request.recorded).carry_out()
 
 
-def _group_request(run_id: str, call: Call, store: Store, caller: RunCaller, *, resumed: bool = False) -> GroupRequest:
+def _group_request(
+    run_id: str, call: Call, store: Store, caller: RunCaller, kept_ms: int = 0, *, resumed: bool = False
+) -> GroupRequest:
     inside = () if caller.outer is None else caller.outer.runs
-    return GroupRequest(run_id, call, store, caller.stop, caller.on_news, inside, cancel, resumed)
+    return GroupRequest(run_id, call, store, caller.stop, caller.on_news, inside, cancel, resumed, kept_ms)
+
+
+def _kept_ms(workflow: WorkflowFile, limit_ms: int) -> int:
+    """Return how much of the time of a run is kept for clean-up and for `finally`."""
+    last_ms = finally_reserve(workflow, limit_ms).ms
+    return kept_for_clean_up_ms(workflow, max(0, limit_ms - last_ms)) + last_ms
 
 
 def run_exists(run_id: str) -> Failure:
@@ -540,6 +549,9 @@ class _Run:
             await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
+        else:
+            if self.caller.on_end is not None:
+                self.caller.on_end(envelope)
         if (notice := self._find_notice(envelope)) is not None:
             envelope.warnings += await notice.send()
         return envelope

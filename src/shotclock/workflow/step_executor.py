@@ -330,8 +330,9 @@ class StepExecutor:
     async def _try(self, work: _Work) -> AnsweredTry:
         run, step, state = self._run, work.step, work.state
         rendered = work.approved or await self.renderer.render_step(step, self._with_deadline(work))
-        if step.artifacts:
-            self.folders_of(work.name)[work.item[0]] = rendered.folder
+        folders = self.folders_of(work.name) if step.artifacts else {}
+        is_new = work.item[0] not in folders
+        folders[work.item[0]] = rendered.folder
         log = self.open_log(step, state.id, state.attempts)
         call = self.make_call(
             work.name,
@@ -362,7 +363,14 @@ class StepExecutor:
                     await work.approval.compare_programs()
                 may_start = run.deadlines.may_start(work.name)  # the run's timeout may have stopped another item
                 provider = run.providers[step.type]
-                return await try_step(provider, call, run.runtime, may_start=may_start, on_cancelled=kept.append)
+                answered = await try_step(provider, call, run.runtime, may_start=may_start, on_cancelled=kept.append)
+                if is_new and answered.envelope.ending == Ending.NOT_STARTED:
+                    del folders[work.item[0]]  # files there are not of this step
+                return answered
+        except StepFailed:  # before it began
+            if is_new:
+                del folders[work.item[0]]
+            raise
         except asyncio.CancelledError:
             state.ending, state.error = Ending.CANCELLED.value, None
             for partial in kept:
