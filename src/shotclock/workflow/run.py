@@ -194,9 +194,10 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
         return answer(call, group.outcome)
     if group.record is not None and (waited_ms := group.record["waited_ms"]):
         waited_ms += (run.concurrency or {}).get("waited_ms", 0)
-        run = replace(run, concurrency={**group.record, "waited_ms": waited_ms})
+        concurrency = {**group.record, "waited_ms": waited_ms}
         with group.left_on_error():
-            await asyncio.to_thread(store.runs.note_group, run.id, run.concurrency)
+            await asyncio.to_thread(store.runs.note_group, run.id, concurrency)
+        run = replace(run, concurrency=concurrency)
     recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
     return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 
