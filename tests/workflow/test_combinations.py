@@ -214,3 +214,14 @@ finally: {clean: {exec: echo cleaned >> done, timeout: 20s}}
     (runs.folder / "go").touch()
     holder.communicate(timeout=WITHIN_S)
     assert runs.done() == ["cleaned"]
+
+
+def test_a_run_whose_end_cannot_be_stored_sends_nothing_and_names_no_run_that_continues_it(runs: Runs) -> None:
+    flow = runs.flow("""
+notify: [{on: [failed], command: [touch, sent]}]
+steps: {work: {exec: "rm -r home/*; exit 1"}}
+""")
+    envelope = runs(flow, "--run-id", "r", code=3)
+    assert "rerun_command" not in envelope["data"]
+    [note] = [each for each in envelope["warnings"] if each["code"] == "NOT_NOTIFIED"]
+    assert "--resume r" in note["message"] and not (runs.folder / "sent").exists()

@@ -600,9 +600,7 @@ class _Run:
             if command and isinstance(envelope.data, dict):
                 del envelope.data["rerun_command"]  # for the store the run has not ended
             if notice is not None:
-                message = (
-                    f"nothing was sent, because the end is not in the store; `shotclock run --resume {run_id}` does"
-                )
+                message = f"not sent, because the end is not in the store; `shotclock run --resume {run_id}` sends it"
                 envelope.warnings.append(warning("NOT_NOTIFIED", message))
             return envelope
         if self.caller.on_end is not None:
