@@ -148,6 +148,21 @@ steps:
     assert step(envelope, "failed")["error"]["code"] == "COMMAND_FAILED" and notes(envelope, "failed") == {}
 
 
+def test_a_file_is_not_called_missing_where_it_was_not_looked_for(run: Callable[..., Envelope], store: Store) -> None:
+    (store.home / "artifacts").write_text("a file in the place of the folder")
+    envelope = run("steps: {a: {exec: echo x > there, artifacts: {path: there, if_missing: error}}}")
+    assert step(envelope, "a")["status"] == "succeeded"
+    assert list(notes(envelope, "a")) == ["ARTIFACTS_LEFT_OUT"]
+    assert "is not a directory" in notes(envelope, "a")["ARTIFACTS_LEFT_OUT"]["message"]
+
+
+def test_a_step_that_was_not_started_has_no_artifacts(run: Callable[..., Envelope], tmp_path: Path) -> None:
+    (tmp_path / "made").write_text("by an earlier run")
+    envelope = run("timeout: 5s\nsteps: {a: {exec: 'true', min_time: 10s, artifacts: made}}")
+    assert step(envelope, "a")["error"]["code"] == "NO_TIME_LEFT"
+    assert kept(envelope, "a") == {}
+
+
 def test_items_and_later_visits(run: Callable[..., Envelope], tmp_path: Path) -> None:
     for name in "xy":
         (tmp_path / name).mkdir()

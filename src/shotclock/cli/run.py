@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..core.clocks import Clocks, parse_duration_ms
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
@@ -257,6 +257,7 @@ async def _carry_out(
                 aside=events.view.aside,
                 budget_ms=budget_ms,
                 on_output=events.view.note_output,
+                on_end=events.note_end,
             )
             if isinstance(request, str):
                 return await engine.resume(run_id, caller)
@@ -287,6 +288,7 @@ class _Events:
         path, self._options, self._as_json = options.events, options, as_json or options.output == "json"
         self.run_id = ""
         self.view: View | RunLines = RunLines.unseen()
+        self._ended: Envelope | None = None
         self._outlet: Outlet | None = None
         if path is None:
             return
@@ -325,9 +327,14 @@ class _Events:
         self._write(news["event"], {"id": step, **{name: value for name, value in news.items() if name != "event"}})
         self.view.note_news(step, news)
 
+    def note_end(self, envelope: Envelope) -> None:
+        self._ended = envelope
+
     def leave_at_once(self, signal_name: str) -> None:
         """Answer a second signal. The steps die with this process, so their end is not verified."""
         self.view.clear()
+        if self._ended is not None:
+            self._leave_ended(self._ended, signal_name)
         where = "" if self._options.on is None else f" {self._options.on.on_command_line}"
         again = f"shotclock run --resume {self.run_id}{where}"
         message = f"stopped at once by a second {signal_name}, without clean-up"
@@ -339,6 +346,18 @@ class _Events:
             emit(envelope)
         else:
             say_line(summary_line(envelope))
+
+    def _leave_ended(self, envelope: Envelope, signal_name: str) -> NoReturn:
+        """Answer with the end of the run, which is in the store. Only the sending of its messages is cut off."""
+        message = f"a second {signal_name} ended the process while messages were sent: some may be missing"
+        envelope.warnings.append(warning("NOT_NOTIFIED", message))
+        self.finish(envelope)
+        if self._as_json:
+            emit(envelope)
+        elif isinstance(envelope.data, dict):
+            say_line(_closing_line(envelope, envelope.data, self._options))
+            say_line(f"  NOT_NOTIFIED: {message}")
+        os._exit(envelope.exit_code)
 
     def finish(self, envelope: Envelope) -> Envelope:
         """Write the last line. Adds a warning where the reader did not take all lines."""

@@ -27,6 +27,7 @@ from .entries import REFUSED, NotifyPart
 # A message has five seconds in all: what is left of them after these is for the kill and its proof.
 TIMEOUT_MS, GRACE_MS = 4_400, 300
 LIMIT_MS = 5_000
+CALLER_KEPT_MS = 200  # before the deadline of the caller, for the kill and the answer
 REASON_LIMIT = 200  # characters of what a channel answered
 OUTPUT_LIMIT = 4_096
 URGENT = ("failed", "timed_out", "parked", "proposed")
@@ -98,7 +99,7 @@ class _Message:
             return self._shown(str(failure))
 
     async def _run(self, runtime: Runtime, argv: list[str], data: bytes, env: Mapping[str, str]) -> str | None:
-        clocks = Clocks(timeout_ms=TIMEOUT_MS, grace_ms=GRACE_MS)
+        clocks = Clocks(timeout_ms=TIMEOUT_MS, grace_ms=GRACE_MS, reserve_ms=CALLER_KEPT_MS)
         call = runtime.begin("notification", {}, clocks, is_command=True)
         base_env = {name: text for name, text in self._environment.items() if not looks_secret(name)}
         output = b""

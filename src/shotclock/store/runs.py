@@ -145,6 +145,11 @@ class Runs(Table):
         query = "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL"
         self._execute(query, (deadline_at, run_id), durable=False, may_wait=may_wait)
 
+    def note_group(self, run_id: str, concurrency: Mapping[str, Any]) -> None:
+        """Record the group of a resumed run, with the time that it has waited for it."""
+        query = "UPDATE runs SET concurrency = ? WHERE id = ? AND ended_at IS NULL"
+        self._execute(query, (json_text(concurrency), run_id), durable=False)
+
     def record(self, run_id: str, steps: Sequence[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
         """Record the state of these steps, all of them or none. `may_wait`: see Database.write.
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import stat
 import threading
@@ -42,6 +43,7 @@ MOST_ENTRIES = 200_000  # that the patterns of one step look at
 NAMED = 20  # files left out that the warning names
 PIECE = 1 << 20
 _MAGIC = frozenset("*?[")
+_OF_ITEM = re.compile(r"\{\{.*\b(item|index|matrix)\b", re.DOTALL)
 _PART_PREFIX = ".part-"  # a step's folder begins with a letter or `_`
 
 
@@ -116,13 +118,13 @@ async def keep_artifacts(
     """
     if run.artifacts is None or not folders or run.person_wait.parked.done():
         return verdict
-    bell = run.call.bound.bell
+    bell = run.deadlines.of(state.id)  # not that of the run, which keeps time for clean-up and `finally`
     left_ms = COLLECT_LIMIT_MS if bell is None else bell.remaining_ms(monotonic_ns())
     limit_ms = max(LEAST_LIMIT_MS, min(COLLECT_LIMIT_MS, left_ms))
     places = set(folders.values())
-    named = (
-        {state.id: places.pop()} if len(places) == 1 else {f"{state.id}[{at}]": each for at, each in folders.items()}
-    )
+    # The items that are kept from another run have folders of their own there.
+    is_shared = len(places) == 1 and not (state.kept_items and _OF_ITEM.search(step.cwd or ""))
+    named = {state.id: places.pop()} if is_shared else {f"{state.id}[{at}]": each for at, each in folders.items()}
     keeping = asyncio.ensure_future(run.artifacts.keep(state.id, named, step.artifacts, limit_ms))
     await run_shielded(asyncio.wait([keeping]))  # bounded by its limit
     kept = keeping.result()
@@ -209,7 +211,8 @@ class _Collector:
         self._kept = Kept()
         self._found: set[str] = set()
         self._entries = 0
-        self._is_whole = False
+        self._unsearched: str | None = "there was no time for more"
+        """Why not everything was looked at."""
         self._lock = threading.Lock()
         self._is_given_up = False
 
@@ -219,19 +222,18 @@ class _Collector:
             self._run.prepare(self._step)
             for name, folder in folders.items():
                 self._keep_below(name, folder, wanted)
-            self._is_whole = True
+            self._unsearched = None
         except _OutOfTime:
             pass
         except Exception as error:  # of the store's folder; the step itself is not at fault
-            self._leave_out("the rest", getattr(error, "strerror", None) or str(error))
-            self._is_whole = True
+            self._unsearched = getattr(error, "strerror", None) or str(error)
 
     def finish(self, wanted: Sequence[ArtifactPath]) -> Kept:
         """Return what was kept until now. Nothing is added afterwards."""
         with self._lock:
             self._is_given_up = True
-            if not self._is_whole:
-                self._kept.left_out.append(("the rest", "there was no time for more"))
+            if self._unsearched is not None:
+                self._kept.left_out.append(("the rest", self._unsearched))
             else:
                 self._kept.missing = [each for each in wanted if each.path not in self._found]
             self._kept.artifacts.sort(key=lambda each: str(each["file"]))

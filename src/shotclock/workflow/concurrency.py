@@ -29,6 +29,7 @@ from .state import JsonObject
 from .templates import TemplateError, render_simple
 
 LOOK_S = 0.1  # between two questions to the store
+CANCEL_ANSWER_S = 1.0  # for the answer of a run that is cancelled; a stopped process (SIGSTOP) exhausts it
 GROUP_LENGTH = 200
 
 
@@ -44,6 +45,8 @@ class GroupRequest:
     inside: tuple[str, ...]  # the runs around it
     cancel_parked: Callable[[str, Store], Awaitable[object]]
     is_resumed: bool = False
+    kept_ms: int = 0
+    """The time for clean-up and `finally`: a new run that has no more could do nothing else."""
 
     @property
     def effects(self) -> SideEffects:
@@ -53,6 +56,11 @@ class GroupRequest:
     @property
     def nothing(self) -> str:
         return "nothing more ran" if self.is_resumed else "nothing ran"
+
+    @property
+    def suggestion(self) -> str:
+        """What to do with a run that was cancelled before it had its group."""
+        return f"continue it with `shotclock run --resume {self.run_id}`" if self.is_resumed else "start it again"
 
 
 @value
@@ -70,7 +78,7 @@ class GroupEntry:
         group = (self.record or {})["group"]
         problem = stop_problem(str(self.stopped_by))
         message = f"{problem.message} while it waited for its group {group!r}; {self.request.nothing}"
-        problem = replace(problem, message=message)
+        problem = replace(problem, message=message, suggestion=self.request.suggestion)
         return Outcome(Ending.NOT_STARTED, problem, side_effects=self.request.effects)
 
     @contextlib.contextmanager
@@ -157,7 +165,8 @@ class _GroupWait:
             raise Failure("RUN_TAKEN", message) from None
         if answer.replaced_by is not None:
             message = f"run {answer.replaced_by} of group {self._group!r} is newer, and takes the place of this one"
-            raise Failure("CANCELLED", f"{message}; {self._request.nothing}", side_effects=self._request.effects)
+            message, hint = f"{message}; {self._request.nothing}", self._request.suggestion
+            raise Failure("CANCELLED", message, suggestion=hint, side_effects=self._request.effects)
         return answer.blocker
 
     def _refusal(self, blocker: Blocker) -> Failure:
@@ -186,16 +195,20 @@ class _GroupWait:
             if blocker.is_parked:  # its clean-up runs here, and is not cut off by a signal
                 await self._request.cancel_parked(run_id, store)
             else:
-                await asyncio.to_thread(
-                    ask_holder, store.home, blocker.holder, {"do": "cancel", "run": run_id, "reason": reason}
-                )
+                order: dict[str, object] = {"do": "cancel", "run": run_id, "reason": reason}
+                left_s = CANCEL_ANSWER_S if self._left_ms is None else max(0.0, self._left_ms / 1000)
+                within_s = min(CANCEL_ANSWER_S, left_s)
+                await asyncio.to_thread(ask_holder, store.home, blocker.holder, order, within_s)
             self._cancelled.add(run_id)
+
+    @property
+    def _left_ms(self) -> int | None:
+        bell = self._request.call.bound.bell
+        return None if bell is None else bell.remaining_ms(monotonic_ns()) - self._request.kept_ms
 
     async def _pause(self, blocker: Blocker) -> None:
         """Wait for the next look. Bounded by the deadline of the run, if it has one; a signal ends it at once."""
-        call, stop = self._request.call, self._request.stop
-        bell = call.bound.bell
-        left_ms = None if bell is None else bell.remaining_ms(monotonic_ns())
+        stop, left_ms = self._request.stop, self._left_ms
         if left_ms is not None and left_ms <= 0:
             over = f"the time of this run is over; {self._request.nothing}"
             message = f"run {blocker.run} has group {self._group!r}, and {over}"

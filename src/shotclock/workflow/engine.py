@@ -22,7 +22,7 @@ from .artifacts import find_artifacts
 from .history import read_p95
 from .report import Report, report_of
 from .run import RunCaller, RunRequest, read_envelope
-from .state import JsonObject, Status, commands_for, count_steps, rerun_command
+from .state import JsonObject, Status, commands_for, count_steps, find_rerun_command
 from .step_log import read_printed_ends
 
 RUNS_SEARCHED = 200
@@ -183,7 +183,8 @@ class EmbeddedEngine:
         printed = await asyncio.to_thread(read_printed_ends, self.store.home, run.id)
         steps = tuple(replace(step, printed=printed.get(step.id, [])) for step in made.steps)
         can_continue = run.ended_at is not None and made.status.is_bad
-        command = rerun_command(run.id) if can_continue else ""
+        ends = ((step.status, step.reason) for step in steps)
+        command = find_rerun_command(run.id, ends) if can_continue else ""
         artifacts = find_artifacts(self.store.home, run.id, steps)
         return replace(made, steps=steps, artifacts=artifacts, continue_command=command)
 

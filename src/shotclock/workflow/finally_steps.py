@@ -10,14 +10,17 @@ from .state import JsonObject, Reason, Status, StepState
 NO_FAILURE = {"step": "", "code": "", "message": ""}
 
 
-def describe_run(states: Iterable[StepState], *, is_stopped: bool, is_out_of_time: bool) -> JsonObject:
+def describe_run(
+    states: Iterable[StepState], *, is_stopped: bool, is_winding_down: bool, is_out_of_time: bool
+) -> JsonObject:
     """Return `status` and `failure` of a run whose `finally` steps begin: `run.status` in their templates."""
     ended = [state for state in states if not state.is_finally]
     bad = [state for state in ended if state.status.is_bad and not state.continues]
     # A step that was stopped because another one failed is not the cause.
     causes = [state for state in bad if state.status is not Status.CANCELLED]
     first = min(causes, key=_ended_ms, default=None)
-    if is_stopped or (bad and not causes):
+    is_wound_down = is_winding_down and (bad or was_stopped_before(ended))
+    if is_stopped or is_wound_down or (bad and not causes):
         status = "cancelled"
     elif is_out_of_time or any(state.is_cut_short for state in ended):
         status = "timed_out"

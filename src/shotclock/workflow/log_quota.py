@@ -43,11 +43,24 @@ class LogQuota:
         self._open.add(path)
 
     def close(self, path: str) -> None:
+        """Note the end of a try, whose log may now be shrunk."""
         self._open.discard(path)
+        self._shrink_if_too_large()
 
     def note(self, size: int) -> None:
         """Note that so many bytes were written. Shrink in a thread once they are too many."""
         self._size += size
+        self._shrink_if_too_large()
+
+    async def settle(self) -> None:
+        """Shrink what is too large when all tries have ended."""
+        if self._shrinking is not None:
+            await asyncio.wait([self._shrinking])  # it may have begun while some were open
+        self._shrink_if_too_large()
+        if self._shrinking is not None:
+            await asyncio.wait([self._shrinking])
+
+    def _shrink_if_too_large(self) -> None:
         if self._limit and self._size > self._limit and (self._shrinking is None or self._shrinking.done()):
             self._shrinking = asyncio.get_running_loop().run_in_executor(None, self._shrink)
 
@@ -55,8 +68,9 @@ class LogQuota:
         logs = sorted((log for folder in self._folders for log in _measure(folder)), key=lambda log: log.changed_ns)
         self._size, most = sum(log.size for log in logs), int(self._limit * SHRUNK_SHARE)
         note = f"the logs of the run have reached {self._limit:,} bytes ({VARIABLE})".encode()
-        for log in logs:
-            if self._size > most and log.size > 2 * TAIL and log.path not in self._open:
+        ended = [log for log in logs if log.path not in self._open]
+        for log in ended:
+            if self._size > most and log.size > 2 * TAIL:
                 before, log.size = log.size, shrink_log(log.path, TAIL, note)
                 self._size -= before - log.size
         for log in logs:
@@ -65,9 +79,11 @@ class LogQuota:
                     size = os.stat(f"{log.path}.1").st_size
                     os.unlink(f"{log.path}.1")
                     self._size -= size
-        for log in logs:
-            if self._size > self._limit and log.path not in self._open:
-                self._size, self.deleted = self._size - log.size, self.deleted + 1
+        # Only what ended tries hold: the open ones are shrunk when they end.
+        size = sum(log.size for log in ended)
+        for log in ended:
+            if size > self._limit:
+                size, self._size, self.deleted = size - log.size, self._size - log.size, self.deleted + 1
                 for file in log_files(log.path):
                     with contextlib.suppress(OSError):
                         os.unlink(file)

@@ -300,7 +300,8 @@ class _Planner:
             return "--from names it"
         state = self.states.get(name)
         if name in self.final:  # it runs in any case
-            return None if state is None or not state.status.is_bad else _ENDS[state.status]
+            is_missing = state is not None and (state.status.is_bad or state.reason is Reason.RUN_ENDED)
+            return _ENDS[state.status] if state is not None and is_missing else None
         if self._stays_out(name):
             return None
         if name not in without_mark(self.old.workflow)["steps"] or state is None:
@@ -378,6 +379,8 @@ class _Planner:
         is_same_step = change is None or change.is_of_items
         step, old = self.workflow.steps[name], self.states.get(name)
         if step.type != "workflow" or old is None or not is_same_step or name in behind_from:
+            return False
+        if name in self.final:  # the new run has something else to clean up
             return False
         if is_per_item(self.workflow, step):
             return self._keeps_items(name, reasons, change)

@@ -65,12 +65,12 @@ from .state import (
     StepState,
     TemplateScope,
     describe_steps,
+    find_rerun_command,
     judge_run,
     park_outcome,
     read_record,
     record_workflow,
     redaction_for,
-    rerun_command,
     restore_secrets,
 )
 from .step_executor import StepExecutor
@@ -115,6 +115,8 @@ class RunCaller:
     outer: RunContext | None = None
     cleans_up: bool = True  # whether clean-up steps can run in a run that is stopped at once
     on_output: OnStepOutput | None = None
+    on_end: Callable[[Envelope], None] | None = None
+    """Called once the store has the end of the run, or that it is parked, before the messages are sent."""
 
 
 DEFAULT_CALLER = RunCaller()
@@ -128,7 +130,8 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
         there = await asyncio.to_thread(store.runs.get, request.run_id)
         if there is not None:
             raise run_exists(request.run_id)  # before it waits for its group
-    group = await enter_group(request.workflow, inputs, _group_request(request.run_id, call, store, caller))
+    kept_ms = _kept_ms(request.workflow, call.bound.limit_ms)
+    group = await enter_group(request.workflow, inputs, _group_request(request.run_id, call, store, caller, kept_ms))
     if group.stopped_by is not None:
         return answer(call, group.outcome)
     # Counted from the start of the call's clock, so that both deadlines are the same.
@@ -158,9 +161,17 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
     return await _Run(request, call, store, caller, began, request.recorded).carry_out()
 
 
-def _group_request(run_id: str, call: Call, store: Store, caller: RunCaller, *, resumed: bool = False) -> GroupRequest:
+def _group_request(
+    run_id: str, call: Call, store: Store, caller: RunCaller, kept_ms: int = 0, *, resumed: bool = False
+) -> GroupRequest:
     inside = () if caller.outer is None else caller.outer.runs
-    return GroupRequest(run_id, call, store, caller.stop, caller.on_news, inside, cancel, resumed)
+    return GroupRequest(run_id, call, store, caller.stop, caller.on_news, inside, cancel, resumed, kept_ms)
+
+
+def _kept_ms(workflow: WorkflowFile, limit_ms: int) -> int:
+    """Return how much of the time of a run is kept for clean-up and for `finally`."""
+    last_ms = finally_reserve(workflow, limit_ms).ms
+    return kept_for_clean_up_ms(workflow, max(0, limit_ms - last_ms)) + last_ms
 
 
 def run_exists(run_id: str) -> Failure:
@@ -181,6 +192,12 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
     group = await enter_group(workflow, run.inputs, _group_request(run.id, call, store, caller, resumed=True))
     if group.stopped_by is not None:
         return answer(call, group.outcome)
+    if group.record is not None and (waited_ms := group.record["waited_ms"]):
+        waited_ms += (run.concurrency or {}).get("waited_ms", 0)
+        concurrency = {**group.record, "waited_ms": waited_ms}
+        with group.left_on_error():
+            await asyncio.to_thread(store.runs.note_group, run.id, concurrency)
+        run = replace(run, concurrency=concurrency)
     recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
     return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 
@@ -533,6 +550,9 @@ class _Run:
             await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"that the run is parked: {failure}"))
+        else:
+            if self.caller.on_end is not None:
+                self.caller.on_end(envelope)
         if (notice := self._find_notice(envelope)) is not None:
             envelope.warnings += await notice.send()
         return envelope
@@ -557,14 +577,18 @@ class _Run:
         if self._logs is not None and self._logs.lost:
             lost = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
             outcome.warnings += (lost,)
+        if self._logs is not None and self.caller.outer is None:
+            await self._logs.quota.settle()
         if self._logs is not None and self.caller.outer is None and (deleted := self._logs.quota.deleted):
             lost = warning("NOT_WRITTEN_DOWN", f"the logs of the oldest {deleted} tries: {VARIABLE} was reached")
             outcome.warnings += (lost,)
         envelope = answer(self.call, outcome)
         notice = self._find_notice(envelope)
         end = partial(runs.end, run_id, owes_notice=notice is not None)
-        if not envelope.ok and self.caller.outer is None and isinstance(envelope.data, dict):
-            envelope.data["rerun_command"] = rerun_command(run_id)
+        ends = ((state.status, state.reason) for state in states.values())
+        command = "" if envelope.ok or self.caller.outer is not None else find_rerun_command(run_id, ends)
+        if command and isinstance(envelope.data, dict):
+            envelope.data["rerun_command"] = command
         try:
             try:
                 await asyncio.to_thread(end, envelope.to_dict(), wall_time())
@@ -573,6 +597,14 @@ class _Run:
                 await asyncio.to_thread(end, _without_outputs(envelope), wall_time())
         except Failure as failure:
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
+            if command and isinstance(envelope.data, dict):
+                del envelope.data["rerun_command"]  # for the store the run has not ended
+            if notice is not None:
+                message = f"not sent, because the end is not in the store; `shotclock run --resume {run_id}` sends it"
+                envelope.warnings.append(warning("NOT_NOTIFIED", message))
+            return envelope
+        if self.caller.on_end is not None:
+            self.caller.on_end(envelope)
         if self.caller.outer is None:
             await asyncio.to_thread(prune_in_passing, self.store, os.environ, wall_time(), is_alive)
         if notice is not None:

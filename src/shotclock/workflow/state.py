@@ -415,6 +415,8 @@ def unstarted_state(workflow: WorkflowFile, name: str) -> StepState:
 
 # In place of the name of a signal.
 CANCEL = "cancel"
+# Reasons with which a step is skipped again by a run that continues the ended one.
+_STAYS_SKIPPED = frozenset({Reason.CONDITION, Reason.DEPENDENCY_SKIPPED, Reason.ON_DEMAND, Reason.NOT_CHOSEN})
 
 
 def describe_steps(run_id: str, name: str, states: Mapping[str, StepState]) -> dict[str, object]:
@@ -422,8 +424,13 @@ def describe_steps(run_id: str, name: str, states: Mapping[str, StepState]) -> d
     return {"run_id": run_id, "name": name, "steps": steps, **lists_of(states)}
 
 
-def rerun_command(run_id: str) -> str:
-    return f"shotclock run --rerun-failed {run_id}"
+def find_rerun_command(run_id: str, statuses: Iterable[tuple[Status, str | None]]) -> str:
+    """Return the command that continues an ended run, empty if it would find nothing to run again.
+
+    `statuses` has the status and the reason of each step.
+    """
+    again = (status is not Status.SUCCEEDED and reason not in _STAYS_SKIPPED for status, reason in statuses)
+    return f"shotclock run --rerun-failed {run_id}" if any(again) else ""
 
 
 def commands_for(run_id: str, where: str = "") -> dict[str, object]:

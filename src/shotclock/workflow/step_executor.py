@@ -93,6 +93,9 @@ class StepExecutor:
         self._folders: dict[str, dict[int, Path]] = {}
         """The working directories of steps with artifacts, by item."""
 
+    def folders_of(self, name: str) -> dict[int, Path]:
+        return self._folders.setdefault(name, {})
+
     async def execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
         """Execute one step and leave its state final."""
         token = steps_at_work.set((*steps_at_work.get(), state))
@@ -327,8 +330,9 @@ class StepExecutor:
     async def _try(self, work: _Work) -> AnsweredTry:
         run, step, state = self._run, work.step, work.state
         rendered = work.approved or await self.renderer.render_step(step, self._with_deadline(work))
-        if step.artifacts:
-            self._folders.setdefault(work.name, {})[work.item[0]] = rendered.folder
+        folders = self.folders_of(work.name) if step.artifacts else {}
+        is_new = work.item[0] not in folders
+        folders[work.item[0]] = rendered.folder
         log = self.open_log(step, state.id, state.attempts)
         call = self.make_call(
             work.name,
@@ -359,7 +363,14 @@ class StepExecutor:
                     await work.approval.compare_programs()
                 may_start = run.deadlines.may_start(work.name)  # the run's timeout may have stopped another item
                 provider = run.providers[step.type]
-                return await try_step(provider, call, run.runtime, may_start=may_start, on_cancelled=kept.append)
+                answered = await try_step(provider, call, run.runtime, may_start=may_start, on_cancelled=kept.append)
+                if is_new and answered.envelope.ending == Ending.NOT_STARTED:
+                    del folders[work.item[0]]  # files there are not of this step
+                return answered
+        except StepFailed:  # before it began
+            if is_new:
+                del folders[work.item[0]]
+            raise
         except asyncio.CancelledError:
             state.ending, state.error = Ending.CANCELLED.value, None
             for partial in kept:
@@ -469,6 +480,8 @@ class _Items:
         self._digests = [digest_of(item) for item in items]
         for number, written in match_items(state.parts, self._digests).items():
             self._parts[number] = StepState.from_record({**written, "id": self._parts[number].id})
+            if written.get("folder") is not None and self._parts[number].status.is_final:  # in an earlier process
+                executor.folders_of(work.name)[number] = Path(written["folder"])
         self._is_clean_up = run.call.winding_down is not None  # no other step begins then
 
     async def carry_out(self) -> Status:
@@ -530,7 +543,10 @@ class _Items:
                 await self._write(number)
 
     def _to_record(self, number: int, part: StepState) -> JsonObject:
-        return {**part.to_record(), "item": self._digests[number]}
+        record = {**part.to_record(), "item": self._digests[number]}
+        if self._work.step.artifacts and (folder := self._executor.folders_of(self._work.name).get(number)) is not None:
+            record["folder"] = str(folder)  # its files are kept when all items have ended, perhaps by another process
+        return record
 
     async def _write(self, number: int) -> None:
         if self._run.record_item is not None:
