@@ -140,7 +140,7 @@ def measurements() -> list[tuple[str, float, float]]:
     # new rules of design.md are R29c and R74 to R82.
     return [
         ("lines of Python in src", sum(len(path.read_text().splitlines()) for path in files), 94_500),
-        ("files in src", len(files), 375),
+        ("files in src", len(files), 377),
         ("words of docstrings, comments and messages", word_count(source_texts), 138_000),
         ("clauses for nouns per 1,000 words, src", clauses_per_thousand(source_texts), 1.5),
         ("clauses for nouns per 1,000 words, docs and README", clauses_per_thousand(docs_texts), 1.5),

@@ -45,8 +45,9 @@ from ..runtime.runtime import Runtime
 from ..store.store import Store
 from ..workflow.lint import identity, inner_workflow
 from ..workflow.plan import FinallyReserve, run_timeout_ms
-from ..workflow.run import describe_news, move_steps, name_nested_run, read_envelope, render_outputs
+from ..workflow.run import name_nested_run, read_envelope, render_outputs
 from ..workflow.run_context import Deadlines, ParallelSlots, PersonWait, RunContext
+from ..workflow.run_news import describe_news, move_steps
 from ..workflow.schema import WorkflowFile, check_inputs
 from ..workflow.state import JsonObject, OutputsView, StepState, StepsView, redaction_for
 from ..workflow.step_executor import StepExecutor

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure
-from ..core.overtime import ObserverKind, OvertimeRequest
+from ..core.overtime import ObserverKind
 from ..core.proposal import Proposal, result_of
 from ..core.trace import TraceContext
 from ..core.value_types import entity, field, replace, value
@@ -26,10 +26,10 @@ from ..process import kernel
 from ..process.clock import monotonic_ns, wall_ns, wall_time
 from ..process.context import Scope, current_scope
 from ..process.kernel import is_alive, this_process
-from ..providers.provider import STEP_TYPES, Aside, ForeignProposal, Providers, RunServices, StepPart
+from ..providers.provider import Aside, ForeignProposal, Providers, RunServices
 from ..providers.workflow import NestedRun
-from ..runtime.call import Call, WindDown, Work, admit, answer, inherited_deadline, inherited_trace
-from ..runtime.control import calls_inside, control_of, enter, leave
+from ..runtime.call import Call, admit, answer, inherited_deadline, inherited_trace
+from ..runtime.control import control_of, enter, leave
 from ..runtime.control_channel import run_cancels
 from ..runtime.control_channel import runs as running_runs
 from ..runtime.preloaded_zygote import Program
@@ -39,29 +39,26 @@ from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Retention, Store, prune_in_passing, read_retention
 from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit
 from .concurrency import GroupRequest, enter_group
-from .finally_steps import has_begun
-from .kept_items import merge_items
 from .lint import identity, inner_workflow
 from .log_quota import VARIABLE, LogQuota
 from .notices import Notice, answer_again, notice_of
 from .plan import (
     clean_up_steps,
     finally_reserve,
-    is_per_item,
     kept_for_clean_up_ms,
-    may_run_again,
     most_tries,
     on_demand,
     run_timeout_ms,
 )
 from .rerun import plan_nested_rerun
+from .resumed_states import resume_states
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
+from .run_news import RunNews, RunWork
 from .scheduler import RunLimits, Scheduler
 from .schema import WorkflowFile, check_inputs, failure_reaction, find_unset_variables
 from .state import (
     CANCEL,
     JsonObject,
-    Status,
     StepState,
     TemplateScope,
     describe_steps,
@@ -77,8 +74,6 @@ from .step_executor import StepExecutor
 from .step_log import OnStepOutput, RunLogs
 from .step_renderer import StepFailed, StepRenderer
 from .step_try import record_skipped_span, trace_steps
-
-BUSY_PAUSE_S = 0.05  # the pause before news of a run is written again while other processes keep the store busy
 
 
 @value
@@ -198,7 +193,7 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
         with group.left_on_error():
             await asyncio.to_thread(store.runs.note_group, run.id, concurrency)
         run = replace(run, concurrency=concurrency)
-    recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
+    recorded = await asyncio.to_thread(resume_states, workflow, states, store, run)
     return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 
 
@@ -308,54 +303,6 @@ def _refuse_unset(
     if errors:
         message = "; ".join(dict.fromkeys(error["message"] for error in errors))
         raise Failure("ARG_ERROR", message, context={"errors": errors})
-
-
-def _resume_states(
-    workflow: WorkflowFile, states: Mapping[str, StepState], store: Store, run: StoredRun
-) -> dict[str, StepState]:
-    """Return the states of a resumed run. A step that was cut off runs again only if that is harmless."""
-    resumed = {}
-    is_finishing = has_begun(states)  # then no other step starts any more
-    for step_id, state in states.items():
-        step, items = workflow.steps[step_id], None
-        if is_per_item(workflow, step) and not state.status.is_final:
-            items = store.runs.items(run.id, step_id)
-        if items is not None and -1 not in items:
-            state = _resume_items(workflow, step, state, items, store, run)
-        elif state.status is Status.RUNNING:
-            only_waited = not step.for_each and step.matrix is None and _only_waited(store, run, step, state)
-            state = state.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
-        elif state.status is Status.SKIPPED and not state.is_settled and (state.is_finally or not is_finishing):
-            state = state.fresh()
-        resumed[step_id] = state
-    return resumed
-
-
-def _resume_items(
-    workflow: WorkflowFile, step: StepPart, state: StepState, items: Mapping[int, Any], store: Store, run: StoredRun
-) -> StepState:
-    """Return a step whose items continue: finished ones stay, and cut-off ones follow the rule for steps."""
-    parts = {**dict(enumerate(state.parts)), **items}
-    for number, record in items.items():
-        item = StepState.from_record(record)
-        if item.status is Status.RUNNING:
-            only_waited = _only_waited(store, run, step, item)
-            item = item.after_cut_off(is_harmless=may_run_again(workflow, step), only_waited=only_waited)
-            parts[number] = {**record, **item.to_record()}
-    if state.status is Status.RUNNING:
-        state = state.put_off()
-        state.attempts = sum(part.get("attempts", 0) for part in parts.values())
-    state.parts = merge_items(state.parts, {number: parts[number] for number in items})
-    return state
-
-
-def _only_waited(store: Store, run: StoredRun, step: StepPart, state: StepState) -> bool:
-    """Return whether a step certainly had not begun, because it waited for an approval."""
-    asker, key = Principal.local().name, state.key_in(run.id)
-    if step.approval and not store.proposals.was_used(asker, key):
-        return True
-    next_key = f"{key}.{state.attempts + 1}"
-    return STEP_TYPES[step.type].asks_before_start and store.proposals.was_used(asker, next_key) is False
 
 
 def _log_limit(environment: Mapping[str, str]) -> int:
@@ -508,8 +455,8 @@ class _Run:
             scheduler.stop_at_once(clean_up=self.caller.cleans_up)
         person_wait.schedulers.append(scheduler)
         working = asyncio.ensure_future(scheduler.run())
-        self.call.work = _RunWork(scheduler, context.deadlines, self.call)
-        control_of(self.call).on_change = _NewsOfRun(context, scheduler, self.began).note
+        self.call.work = RunWork(scheduler, context.deadlines, self.call)
+        control_of(self.call).on_change = RunNews(context, scheduler, self.began.at, self.began.at_ns).note
         enter(self.call)
         running_runs[self.request.run_id] = self.call
         cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -659,94 +606,6 @@ def _without_outputs(envelope: Envelope) -> dict[str, object]:
     return {**envelope.to_dict(), "data": {**data, "steps": kept, "outputs": {}}}
 
 
-class _RunWork(Work):
-    """The work of a run: its steps wind down by themselves, and no other step starts."""
-
-    def __init__(self, scheduler: Scheduler, deadlines: Deadlines, call: Call) -> None:
-        self._scheduler, self._deadlines, self._call = scheduler, deadlines, call
-
-    def wind_down(self, until_ns: int) -> None:
-        self._scheduler.wind_down()
-
-    def stop_unwound(self) -> None:
-        self._scheduler.stop()
-
-    def move_bell(self) -> bool:
-        move_steps(self._call, self._deadlines)
-        return True
-
-
-def move_steps(run: Call, deadlines: Deadlines) -> None:
-    """Move the deadlines of the running steps. Later steps read the run's when they begin."""
-    if run.bound.bell is None:
-        return
-    became = deadlines.move(run.bound.bell)
-    for inner in calls_inside(run):  # with the calls that a step makes, which are inside the same deadline
-        if (parent := became.get(id(inner.time.parent))) is not None:
-            control_of(inner).follow_caller(parent)
-
-
-class _NewsOfRun:
-    """Records and reports overtime and wind-downs of a run and its steps."""
-
-    def __init__(self, context: RunContext, scheduler: Scheduler, began: _Beginning) -> None:
-        self._context, self._scheduler, self._began = context, scheduler, began
-
-    def note(self, call: Call, news: OvertimeRequest | WindDown) -> None:
-        run = self._context
-        if call is not run.call and call.inside_of is not run.call:
-            return  # a nested run reports it itself
-        described: JsonObject = run.redaction.value(describe_news(call, news))
-        name = call.name.removeprefix("step ") if call is not run.call else ""
-        state = self._scheduler.states.get(name)
-        if isinstance(news, WindDown) and news.fired is None:  # not by a limit of this one try
-            run.wound_down.add(name)
-        if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
-            self._write(self._write_deadline)
-        elif state is not None and state.status is Status.RUNNING:
-            state.overtime.append(described)
-            if call.bound.owner == call.name:
-                state.timeout_ms = call.bound.limit_ms
-            # Only a finished try counts: one whose process dies is counted when the run is resumed.
-            tries = state.attempts - 1 if state.try_began_ns else state.attempts
-            self._write(partial(self._write_step, state, tries))
-        if run.on_news is not None:
-            run.on_news(name, described)
-
-    def _write(self, write: Callable[[], None]) -> None:
-        """Write at once, or again in a moment if the store is busy: only the store has it after a `kill -9`."""
-        try:
-            write()
-        except StoreBusy:
-            asyncio.get_running_loop().call_later(BUSY_PAUSE_S, self._write, write)
-        except Failure:
-            pass  # the end of the step is written again with all of this
-
-    def _write_step(self, state: StepState, tries: int) -> None:
-        if state.status is Status.RUNNING:  # the scheduler writes the end, with all of this
-            record = StepRecord(state.id, state.status.value, {**state.to_record(), "attempts": tries})
-            self._context.store.runs.record(self._context.run_id, [record], wall_time(), may_wait=False)
-
-    def _write_deadline(self) -> None:
-        run, call = self._context, self._context.call
-        if running_runs.get(run.run_id) is call:
-            elapsed_ms = (call.started_ns - self._began.at_ns) // NS_PER_MS
-            deadline_at = self._began.at + (elapsed_ms + call.bound.limit_ms)
-            run.store.runs.extend(run.run_id, deadline_at, may_wait=False)
-
-
-def describe_news(call: Call, news: OvertimeRequest | WindDown) -> JsonObject:
-    if not isinstance(news, WindDown):
-        return {"event": "overtime", **news.as_meta()}
-    return {
-        "event": "wind_down",
-        "at_ms": (news.at_ns - call.started_ns) // NS_PER_MS,
-        "by": news.by,
-        "reason": news.reason,
-        "within_ms": max(0, news.until_ns - news.at_ns) // NS_PER_MS,
-    }
-
-
 class OpenedInbox:
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -793,7 +652,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
         _refuse_unset(workflow, os.environ, states)
     except Failure as failure:
         refusal = refusal or str(failure)
-    recorded = await asyncio.to_thread(_resume_states, workflow, states, store, run)
+    recorded = await asyncio.to_thread(resume_states, workflow, states, store, run)
     asker = Principal.local().name
     for proposal_id in await asyncio.to_thread(store.proposals.open_of_run, asker, run_id):
         with contextlib.suppress(Failure):  # decided or expired just now
