@@ -16,7 +16,16 @@ from shotclock.notify.entries import NotifyPart, SmtpPart
 from shotclock.providers import ai
 from shotclock.providers.ai import AiLimits, AiPart, AiServer
 from shotclock.providers.provider import STEP_TYPES, ArtifactPath, Backoff, Reaction, StepPart, StepRetry
-from shotclock.workflow import finally_check, history, lint, loader, shell_quoting, template_check, yaml_reader
+from shotclock.workflow import (
+    env_files,
+    finally_check,
+    history,
+    lint,
+    loader,
+    shell_quoting,
+    template_check,
+    yaml_reader,
+)
 from shotclock.workflow.loader import load_file, load_text
 from shotclock.workflow.schema import ConcurrencyPart, DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
 from tests.rows import row
@@ -199,7 +208,7 @@ def test_the_kinds_are_in_the_reference_as_they_are() -> None:
     ]
 
 
-MODULES = (finally_check, lint, loader, template_check, yaml_reader, ai, shell_quoting, history)
+MODULES = (env_files, finally_check, lint, loader, template_check, yaml_reader, ai, shell_quoting, history)
 
 
 def test_every_rule_is_in_the_reference_and_no_other() -> None:

@@ -69,6 +69,7 @@ class EnvFlaw(NamedTuple):
     path: tuple[str, ...]
     message: str
     suggestion: str | None = None
+    rule: str = "env/file"
 
 
 @record
@@ -92,6 +93,10 @@ class EnvFiles:
     ) -> None:
         variables: dict[str, Scalar] = {}
         for file in part.env_file:
+            if is_template(file.path) or "\0" in file.path:
+                message = "the file is read before anything runs: its name cannot be a template"
+                flaws.append(EnvFlaw((*path, "env_file"), message, rule="env/file-name"))
+                continue
             try:
                 variables |= self._read(file)
             except ValueError as wrong:
@@ -107,8 +112,6 @@ class EnvFiles:
 
     def _read(self, file: EnvFile) -> dict[str, str]:
         """Return the variables of a file. Raises OSError or ValueError."""
-        if is_template(file.path) or "\0" in file.path:
-            raise ValueError("the file is read before anything runs: its name cannot be a template")
         name = str(self.folder / file.path)
         if name not in self.contents:
             if len(self.contents) >= FILES_LIMIT:

@@ -201,9 +201,7 @@ def _with_env_files(loaded: Loaded) -> Loaded:
         return replace(loaded, findings=_sort([*loaded.findings]))
     files = EnvFiles(source.folder, {})
     merged, flaws = files.merge_into(workflow)
-    found = [
-        Finding("env/file", flaw.message, flaw.path, source.place_of(flaw.path), flaw.suggestion) for flaw in flaws
-    ]
+    found = [Finding(flaw.rule, flaw.message, flaw.path, source.place_of(flaw.path), flaw.suggestion) for flaw in flaws]
     digest = hashlib.sha256(source.sha256.encode())
     for data in files.contents.values():
         digest.update(hashlib.sha256(data if isinstance(data, bytes) else b"").digest())

@@ -46,7 +46,8 @@ def _inside(item: Any, indent: int) -> str:
 def mistakes(document: dict[str, Any], folder: Path) -> list[str]:
     loaded = load_text(as_yaml(document).encode(), "flow.yaml", folder)
     found = loaded.findings if loaded.workflow is None else lint(loaded)
-    return [f"{each.field}: {each.message}" for each in found if each.is_error]
+    # Files of variables are of the machine that runs the workflow.
+    return [f"{each.field}: {each.message}" for each in found if each.is_error and each.rule != "env/file"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

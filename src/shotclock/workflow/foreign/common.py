@@ -130,12 +130,20 @@ def checked(draft: Draft) -> Imported:
 
 def _errors_in(document: Mapping[str, Any]) -> list[Finding]:
     """Return the mistakes in a workflow. JSON is YAML, too."""
+    if not _has_text_keys(document):  # JSON would make them texts
+        return [Finding("file/encoding", "a key must be text")]
     try:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False)
         text.encode()
     except ValueError as error:  # half a character, or a number that is none
         return [Finding("file/encoding", f"cannot be written: {error}")]
     return find_errors(text, NOWHERE)
+
+
+def _has_text_keys(part: object) -> bool:
+    if isinstance(part, Mapping):
+        return all(isinstance(key, str) and _has_text_keys(item) for key, item in part.items())
+    return all(map(_has_text_keys, part)) if isinstance(part, list | tuple) else True
 
 
 def _is_of_step(found: Finding, draft: Draft) -> bool:
