@@ -115,7 +115,7 @@ def test_the_next_step_reads_what_a_command_printed_or_the_step_fails(runs: Runs
             assert (step["status"], read["status"], step["output"]) == ("failed", "skipped", None), size
             assert step["error"]["code"] == "OUTPUT_INVALID", size
         else:
-            assert (step["status"], read["status"]) == ("succeeded", "succeeded"), size
+            assert (step["status"], read["status"]) == ("succeeded", "succeeded"), (size, step["error"], read["error"])
             assert (runs.folder / f"read{number}").read_bytes() == printed, size
             assert step["output"].encode() == printed and "warnings" not in step, size
 

@@ -426,7 +426,7 @@ def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions)
     failed = [one_line(name, 40) for name in data["failed"]]
     label = next(iter(bad)) if len(bad) == 1 else "not succeeded"
     names = f"\n  {label}: {', '.join(failed[:NAMED])}" + (" …" if len(failed) > NAMED else "") if failed else ""
-    lines = [f"{mark} {one_line(data['name'], 40)}: {counts} in {took}{names}{files}"]
+    lines = [f"{mark} {one_line(data['name'], 30)}: {counts} in {took}{names}{files}"]
     lines.append(f"  shotclock report {data['run_id']} --open{where}")
     return "\n".join([*lines, *([f"  {data['rerun_command']}"] if "rerun_command" in data else [])])
 
