@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from shotclock import App, Context
 from shotclock.core.envelope import Envelope
+from tests.processes import is_running
 
 from .conftest import wait_for
 
@@ -132,16 +132,11 @@ def call(command: str, **arguments: object) -> Envelope:
     return run(scenario())  # type: ignore[no-any-return]
 
 
-def is_alive(pid: int) -> bool:
-    stat = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, timeout=10).stdout
-    return bool(stat.strip()) and not stat.startswith("Z")
-
-
 @pytest.mark.parametrize("command", ["waits-for-a-child", "waits-beside-a-grandchild"])
 def test_what_an_async_command_started_is_gone_when_its_time_is_up(command: str, tmp_path: Path) -> None:
     envelope = call(command, path=tmp_path / "pid")
     assert (envelope.code, envelope.ending, envelope.meta["survivors"]) == ("TIMEOUT", "killed", [])
-    assert not is_alive(int((tmp_path / "pid").read_text()))
+    assert not is_running(int((tmp_path / "pid").read_text()))
 
 
 def test_what_an_async_command_started_is_gone_when_its_caller_leaves(tmp_path: Path) -> None:
@@ -155,7 +150,7 @@ def test_what_an_async_command_started_is_gone_when_its_caller_leaves(tmp_path: 
             calling.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await calling
-            assert not is_alive(int(pid.read_text()))
+            assert not is_running(int(pid.read_text()))
 
     run(scenario())
 
@@ -165,7 +160,7 @@ def test_what_an_async_command_leaves_running_is_stopped_and_named() -> None:
     (warning,) = envelope.warnings
     assert envelope.ok and warning["code"] == "DESCENDANTS_STOPPED"
     assert [process["pid"] for process in warning["context"]["processes"]] == [envelope.value]
-    assert not is_alive(envelope.value)
+    assert not is_running(envelope.value)
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["awaiting", "blocking"])
@@ -230,7 +225,7 @@ def test_a_task_that_will_not_go_takes_its_worker_with_it_and_nobodys_call() -> 
     async def scenario() -> list[int]:
         async with app:
             pids = [(await app.call("leaves-a-task-that-will-not-go")).value for _ in range(4)]
-            wait_for(lambda: not any(is_alive(pid) for pid in pids), "the workers to be gone", within_s=5)
+            wait_for(lambda: not any(is_running(pid) for pid in pids), "the workers to be gone", within_s=5)
             return pids
 
     pids = run(scenario())

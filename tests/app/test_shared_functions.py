@@ -13,6 +13,7 @@ from shotclock.app import call_request
 from shotclock.process.context import CallListener
 from tests.app.stateful import app
 from tests.app.test_lifespan import codes, events, folder
+from tests.processes import is_running
 from tests.runtime.bounds import run, soon, timed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
@@ -189,13 +190,6 @@ def test_a_process_that_its_thread_starts_is_killed_with_the_call_and_kept_where
         await soon(lambda: not is_running(pid))
 
     run(scenario())
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_caller_that_leaves_stops_it(folder: Path) -> None:

@@ -19,6 +19,7 @@ from shotclock import Clocks, Envelope, Operation, Runtime
 from shotclock.core.catalogue import HandlerReference
 from shotclock.process.context import CallListener
 from shotclock.runtime import executor
+from tests.processes import is_running
 from tests.runtime import guests, operations
 from tests.runtime.bounds import LONG_GRACE_MS, ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon, timed
 
@@ -65,13 +66,6 @@ def one_call(operation: Operation, arguments: Any = None, clocks: Clocks = SOON,
             return envelope
 
     return run(scenario())
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 # --- calls that end well --------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import pytest
 from shotclock import Clocks, Operation, Runtime, arun, run
 from shotclock.process.command_pool import pool
 from shotclock.runtime.run_function import CalledProcessError, IdleExpired, SupervisorLost, TimeoutExpired
+from tests.processes import is_running, wait_until_gone
 from tests.runtime.bounds import soon
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "supervisors")]
@@ -34,19 +35,6 @@ def supervisors(no_survivors: object) -> Iterator[None]:
     """End the supervisors of this process after the test, as it would at its exit."""
     yield
     pool.close()
-
-
-def is_gone(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    return True
-
-
-def wait_until_gone(*pids: int) -> bool:
-    give_up = time.monotonic() + 5
-    while not all(map(is_gone, pids)) and time.monotonic() < give_up:
-        time.sleep(0.01)
-    return all(map(is_gone, pids))
 
 
 def python(code: str, **options: object) -> "subprocess.Popen[str]":
@@ -166,7 +154,7 @@ def test_a_program_without_standard_descriptors_is_refused() -> None:
 def test_a_daemon_in_its_own_session_is_stopped_and_named() -> None:
     done = run(DAEMON, shell=True, stdout=subprocess.PIPE, timeout=LIMIT_S)
     daemon = int(done.stdout)
-    assert is_gone(daemon)
+    assert not is_running(daemon)
     assert done.returncode == 0
     assert [left["pid"] for left in done.leftovers] == [daemon]
     assert done.leftovers[0]["command"] == "sleep 600"
@@ -178,7 +166,7 @@ def test_a_child_that_holds_the_pipe_does_not_hold_up_the_answer() -> None:
     done = run("echo $$; sleep 600 & echo $!", shell=True, capture_output=True, text=True, timeout=LIMIT_S)
     assert time.monotonic() - began < 5
     _, child = map(int, done.stdout.split())
-    assert is_gone(child)
+    assert not is_running(child)
     assert [left["pid"] for left in done.leftovers] == [child]
 
 
@@ -199,7 +187,7 @@ def test_a_timeout_kills_the_whole_tree_and_keeps_the_output() -> None:
     with pytest.raises(TimeoutExpired) as raised:
         run(script, shell=True, capture_output=True, text=True, timeout=2)
     error = raised.value
-    assert is_gone(int(error.stdout))
+    assert not is_running(int(error.stdout))
     assert (error.stderr, error.timeout, error.cmd) == (b"err\n", 2, script)
     assert error.survivors == error.leftovers == []
     again = pickle.loads(pickle.dumps(error))
@@ -257,7 +245,7 @@ def test_a_program_that_is_killed_takes_its_commands_with_it() -> None:
         zygote = psutil.Process(pids[1]).ppid()
         program.kill()
         program.wait(LIMIT_S)
-        assert wait_until_gone(*pids, zygote)
+        wait_until_gone(*pids, zygote)
 
 
 def test_many_threads_run_at_once_each_with_its_own_output() -> None:
@@ -333,7 +321,7 @@ def test_ctrl_c_interrupts_the_command_and_is_raised_when_it_is_gone() -> None:
     """
     pids, *rest = output_of(code).splitlines()
     assert rest == ["interrupted", "raised", "b'next\\n'"]
-    assert all(is_gone(int(pid)) for pid in pids.split())
+    assert all(not is_running(int(pid)) for pid in pids.split())
 
 
 def test_a_fork_of_the_program_has_supervisors_of_its_own_and_leaves_the_parents_alone() -> None:
@@ -370,7 +358,7 @@ def test_a_fork_does_not_keep_the_commands_of_a_killed_parent() -> None:
             time.sleep(0.01)
         left = forked()
         program.kill()
-        assert wait_until_gone(command)
+        wait_until_gone(command)
         assert left[0].is_running()
         left[0].kill()
 
@@ -384,12 +372,12 @@ def test_a_killed_spare_supervisor_or_zygote_is_replaced() -> None:
     zygote = first.parent()
     assert zygote is not None
     first.kill()
-    assert wait_until_gone(first.pid)
+    wait_until_gone(first.pid)
     second = guard()
     assert second != first
     zygote.kill()
     second.kill()
-    assert wait_until_gone(zygote.pid, second.pid)
+    wait_until_gone(zygote.pid, second.pid)
     assert guard().parent() != zygote
 
 
@@ -398,7 +386,7 @@ def test_a_killed_supervisor_is_reported_and_its_command_is_gone(tmp_path: Path)
     with pytest.raises(SupervisorLost) as raised:
         run(f"setsid sleep 600 & echo $! $$ > {pids}; kill -9 $PPID; sleep 600", shell=True, timeout=LIMIT_S)
     assert raised.value.survivors == []
-    assert all(is_gone(int(pid)) for pid in pids.read_text().split())
+    assert all(not is_running(int(pid)) for pid in pids.read_text().split())
 
 
 def test_survivors_are_unknown_where_the_zygote_was_killed_as_well(tmp_path: Path) -> None:
@@ -423,7 +411,7 @@ def test_the_end_of_the_program_ends_the_commands_of_its_daemon_threads() -> Non
     began = time.monotonic()
     pids = [int(pid) for pid in output_of(code).split()]
     assert len(pids) == 3
-    assert wait_until_gone(*pids)
+    wait_until_gone(*pids)
     assert time.monotonic() - began < 5
 
 
@@ -445,7 +433,7 @@ def test_arun_does_not_block_the_loop_and_a_cancellation_kills_first() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert all(is_gone(int(pid)) for pid in pids.split())
+        assert all(not is_running(int(pid)) for pid in pids.split())
         os.close(reader)
         os.close(writer)
 
@@ -480,7 +468,7 @@ def test_a_function_runs_commands_within_its_own_deadline_and_none_outlives_it(t
             call.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await call
-            await soon(lambda: is_gone(int(marked.read_text())), 20)  # beyond the grace of 5 s
+            await soon(lambda: not is_running(int(marked.read_text())), 20)  # beyond the grace of 5 s
 
     asyncio.run(asyncio.wait_for(scenario(), 40))
 

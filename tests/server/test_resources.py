@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.shared.exceptions import MCPError
 from mcp_types import ResourceUpdatedNotification
 
 from shotclock.core.envelope import ENVELOPE_KEY
+from tests.processes import is_running
 from tests.server.client import (
     LATE_S,
     LEGACY,
@@ -150,13 +150,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: int = 0, page_s
     file = tmp_path / "library.py"
     file.write_text(textwrap.dedent(PROGRAM).format(many=many, page_size=page_size))
     return f"{file}:app"
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def until(condition: Callable[[], Any]) -> Any:

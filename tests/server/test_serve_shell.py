@@ -16,6 +16,7 @@ import psutil
 import pytest
 from mcp import Client
 
+from tests.processes import is_running
 from tests.runtime.bounds import eventually, soon
 from tests.server.client import (
     ENDED_WITHIN_S,
@@ -88,7 +89,7 @@ def pids_in(folder: Path) -> list[int]:
 
 
 def are_gone(pids: list[int]) -> bool:
-    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    return not any(map(is_running, pids))
 
 
 # --- run ------------------------------------------------------------------------------------------

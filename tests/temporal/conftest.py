@@ -294,14 +294,6 @@ class Runs:
             program.kill()
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
 def steps_of(envelope: dict[str, Any]) -> dict[str, str]:
     return {name: step["status"] for name, step in envelope["data"]["steps"].items()}
 

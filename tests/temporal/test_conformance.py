@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.temporal.conftest import Program, Runs, is_alive, steps_of, wait_until
+from tests.processes import is_running
+from tests.temporal.conftest import Program, Runs, steps_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -178,7 +179,7 @@ def test_a_step_that_hangs_is_killed_with_all_it_started(runs: Runs, validate_en
     clock = hung["error"]["context"]["clock"]
     assert (clock["kind"], clock["owner"], clock["limit_ms"]) == ("timeout", "step hangs", 1000)
     assert hung["side_effects"] == envelope["meta"]["side_effects"] == "unknown"
-    assert not any(is_alive(int(pid)) for pid in (runs.folder / "pids").read_text().split())
+    assert not any(is_running(int(pid)) for pid in (runs.folder / "pids").read_text().split())
 
 
 def test_the_deadline_of_the_run_ends_it(runs: Runs, validate_envelope: Valid) -> None:
@@ -298,7 +299,7 @@ def test_a_stopped_run_keeps_what_was_said_and_cleans_up(runs: Runs, validate_en
     assert envelope["data"]["steps"]["works"]["output"] == "begun"
     assert envelope["data"]["steps"]["works"]["ending"] == "killed"
     assert (runs.folder / "tidied").exists() and not (runs.folder / "after").exists()
-    assert not is_alive(int(pid))
+    assert not is_running(int(pid))
 
 
 def test_a_question_parks_the_run_and_its_answer_goes_on(runs: Runs, validate_envelope: Valid) -> None:

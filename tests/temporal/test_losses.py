@@ -22,8 +22,9 @@ from temporalio.api.workflowservice.v1 import PauseActivityRequest
 
 from shotclock.temporal.connection import connect, read_address
 from shotclock.temporal.messages import STEP_ACTIVITY
+from tests.processes import is_running
 from tests.providers.servers import Connection, Server
-from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, is_alive, steps_of, wait_until
+from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, steps_of, wait_until
 from tests.temporal.test_replay import fetch, replay
 
 pytestmark = pytest.mark.slow
@@ -86,7 +87,7 @@ def check_bounds(runs: Runs, envelope: dict[str, Any], killed_at: float | None, 
     assert step["error"]["code"] == "TIMEOUT" and step["attempts"] == 2 and step["side_effects"] == "unknown"
     assert step["error"]["context"]["clock"]["limit_ms"] == limit_s * 1000
     assert -100 <= step["error"]["context"]["clock"]["elapsed_ms"] - limit_s * 1000 <= 500
-    assert not any(map(is_alive, pids_in(runs))) and not (runs.folder / "after").exists()
+    assert not any(map(is_running, pids_in(runs))) and not (runs.folder / "after").exists()
 
 
 def test_a_step_whose_worker_is_killed_goes_on_elsewhere_until_its_first_deadline(runs: Runs, workers: Workers) -> None:
@@ -99,7 +100,7 @@ def test_a_step_whose_worker_is_killed_goes_on_elsewhere_until_its_first_deadlin
     wait_until(lambda: time.time() - first > 2 * HEARTBEAT_S / 8 + 0.5, "a heartbeat or two")
     killed_at = time.time()
     its_worker.kill()
-    wait_until(lambda: not any(map(is_alive, pids)), "the end of what its worker had started", HEARTBEAT_S)
+    wait_until(lambda: not any(map(is_running, pids)), "the end of what its worker had started", HEARTBEAT_S)
     code, envelope = running.ended()
     assert code == 3
     check_bounds(runs, envelope, killed_at)
@@ -507,7 +508,7 @@ def test_a_frozen_worker_has_no_step_left_when_another_begins_it(
         freeze(frozen.process.pid, signal.SIGSTOP)
         copies.wait_for(2)
         assert frozen.process.poll() == -signal.SIGKILL and "was frozen" in frozen.err.read_text()
-        wait_until(lambda: not any(map(is_alive, below)), "the end of all that it had started", 10)
+        wait_until(lambda: not any(map(is_running, below)), "the end of all that it had started", 10)
         with contextlib.suppress(ProcessLookupError):
             freeze(frozen.process.pid, signal.SIGCONT)  # as whoever had stopped it would
         taken_over = time.monotonic()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.temporal.conftest import Cluster, Program, Proxy, Runs, is_alive, wait_until
+from tests.processes import is_running
+from tests.temporal.conftest import Cluster, Program, Proxy, Runs, wait_until
 
 HEARTBEAT_S = 4.0
 COMMAND_S = 20  # `ip` takes milliseconds
@@ -100,14 +101,14 @@ def test_never_two_copies_of_a_step_at_once(cluster: Cluster, tmp_path: Path, li
         wait_until(lambda: time.monotonic() - began > 1.0, "heartbeats that arrive")
         link.cut()
         cut = time.monotonic()
-        wait_until(lambda: not is_alive(int(first)), "the end of what was cut off", HEARTBEAT_S)
+        wait_until(lambda: not is_running(int(first)), "the end of what was cut off", HEARTBEAT_S)
         assert time.monotonic() - cut <= HEARTBEAT_S, "before anybody else could begin it"
         # The engine may give it once more to polls that the cut-off worker had open: each costs a heartbeat.
         _, second = runs.wait_for("pids", 2)
         taken_over = time.monotonic()
         link.mend()
         wait_until(lambda: time.monotonic() - taken_over > 2.0, "a while in which a third copy could begin")
-        assert running.process.poll() is None and is_alive(int(second))
+        assert running.process.poll() is None and is_running(int(second))
         lives: dict[str, list[int]] = {}
         for line in (tmp_path / "ticks").read_text().splitlines():
             pid, at = line.split()

@@ -14,18 +14,12 @@ import psutil
 import pytest
 
 from tests.conftest import Watch
+from tests.processes import wait_until_gone
 from tests.wrap.client import ENDED_WITHIN_S, ENVELOPE, GREETING, SERVER, RawClient, failure, wrapped
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
 POLL_S = 0.02
-
-
-def wait_until_gone(pid: int) -> None:
-    give_up_at = time.monotonic() + ENDED_WITHIN_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < give_up_at, f"{pid} is still there"
-        time.sleep(POLL_S)
 
 
 def test_a_crash_fails_the_call_and_the_next_one_works() -> None:

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.conftest import Watch
+from tests.processes import wait_until_gone
 from tests.wrap.client import ANSWER_WITHIN_S, ENDED_WITHIN_S, GREETING, RawClient, connected, failure
 from tests.wrap.several import entry, named, scripted, several, wrap_of
 
@@ -35,13 +36,6 @@ def wait_for_text(file: Path, text: str) -> None:
     give_up_at = time.monotonic() + ANSWER_WITHIN_S
     while text not in file.read_text():
         assert time.monotonic() < give_up_at, file.read_text()
-        time.sleep(POLL_S)
-
-
-def wait_until_gone(pid: int) -> None:
-    give_up_at = time.monotonic() + ENDED_WITHIN_S
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < give_up_at, f"{pid} is still there"
         time.sleep(POLL_S)
 
 
