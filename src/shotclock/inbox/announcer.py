@@ -5,7 +5,6 @@ A failure is an entry in the history of the proposal, where the operator sees it
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -63,10 +62,10 @@ class Announcer:
             self._note(sending[each], ["its process ended before the message was sent"])
 
     def _send(self, proposal: Proposal, users: UserFile) -> None:
-        from ..notify.delivery import deliver  # most proposals send nothing, and need no runtime
+        from ..notify.delivery import deliver_and_wait  # most proposals send nothing, and need no runtime
 
         event = Redaction(os.environ).value(describe(proposal, users))
-        unsent = asyncio.run(deliver(users.entries_for(EVENT), event, os.environ))
+        unsent = deliver_and_wait(users.entries_for(EVENT), event, os.environ)
         if unsent:
             self._note(proposal.id, [f"{each.channel}: {each.reason}" for each in unsent])
 

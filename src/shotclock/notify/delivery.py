@@ -75,6 +75,11 @@ async def deliver(
     return [Unsent(entry, reason) for entry, reason in found if reason is not None]
 
 
+def deliver_and_wait(entries: Sequence[NotifyPart], event: Event, environment: Mapping[str, str]) -> list[Unsent]:
+    """Do the same for a thread without an event loop."""
+    return asyncio.run(deliver(entries, event, environment))
+
+
 class _Message:
     def __init__(self, entry: NotifyPart, event: Event, environment: Mapping[str, str], folder: str | None) -> None:
         self._entry, self._event, self._folder = entry, event, folder
