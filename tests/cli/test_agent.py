@@ -81,9 +81,7 @@ def test_a_removal_restores_every_file_byte_for_byte(shotclock: Any, home: Path)
             assert shotclock("agent", "remove", agent, scope, "--yes").json()["data"]["changed"] is False
 
 
-def test_a_removal_deletes_the_folders_that_the_installation_made_if_they_are_empty(
-    shotclock: Any, home: Path
-) -> None:
+def test_a_removal_deletes_the_folders_that_the_installation_made_if_they_are_empty(shotclock: Any, home: Path) -> None:
     before = set(home.rglob("*"))
     for agent in FILES:
         for scope in ("--user", "--project"):

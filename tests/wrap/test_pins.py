@@ -48,9 +48,7 @@ class Pinned:
         self._file.write_text(json.dumps(catalogue))
 
     @contextmanager
-    def run(
-        self, *options: str, server_options: tuple[str, ...] = (), greets: bool = True
-    ) -> Iterator[RawClient]:
+    def run(self, *options: str, server_options: tuple[str, ...] = (), greets: bool = True) -> Iterator[RawClient]:
         command = [*self.command, *server_options]
         with open(self._log, "w") as log:
             with wrapped("--lock", str(self.lock), *options, server=command, stderr=log, greets=greets) as client:
