@@ -482,6 +482,7 @@ def test_a_mistyped_verb_is_not_run_as_a_server(shotclock: Any, home: Path) -> N
         125, b"shotclock wrap: command: 'installl' was not found; did you mean shotclock wrap install?\n",
     )  # fmt: skip
     assert shotclock("wrap", "--", "installl").code == 127
+    assert b"leave out the quotes" in shotclock("wrap", "--", "npx -y server").stderr
 
 
 def test_a_server_named_like_a_verb_is_run_behind_two_dashes(shotclock: Any, home: Path) -> None:

@@ -118,7 +118,7 @@ def main(words: list[str]) -> int:
         if each is not None and (missing := each.close()):
             say_line(f"shotclock wrap: {missing}")
     if (problem := front.life.unstartable) is not None:
-        say_line(f"shotclock wrap: {problem.message}; {problem.registered.hint}")
+        say_line(f"shotclock wrap: {problem.message}; {problem.suggestion or problem.registered.hint}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
 
