@@ -81,6 +81,20 @@ def test_a_removal_restores_every_file_byte_for_byte(shotclock: Any, home: Path)
             assert shotclock("agent", "remove", agent, scope, "--yes").json()["data"]["changed"] is False
 
 
+def test_a_removal_deletes_the_folders_that_the_installation_made_if_they_are_empty(shotclock: Any, home: Path) -> None:
+    before = set(home.rglob("*"))
+    for agent in FILES:
+        for scope in ("--user", "--project"):
+            for _ in range(2):  # the folders are known also after a second installation
+                install(shotclock, agent, scope)
+            assert shotclock("agent", "remove", agent, scope, "--yes").code == 0
+    assert {path for path in set(home.rglob("*")) - before if home / ".local" not in (path, *path.parents)} == set()
+    install(shotclock, "copilot", "--project")
+    (home / "project/.github/mine").touch()
+    shotclock("agent", "remove", "copilot", "--project", "--yes")
+    assert [path.name for path in (home / "project/.github").iterdir()] == ["mine"]
+
+
 def test_an_installation_changes_only_its_own_lines(shotclock: Any, home: Path) -> None:
     file = home / ".gemini/settings.json"
     file.parent.mkdir()
@@ -129,6 +143,8 @@ def test_a_file_that_is_not_json_is_refused_with_its_mistake_and_left_as_it_is(s
         ran = install(shotclock, "claude")
         assert (ran.code, file.read_text()) == (6, text)
         assert mistake in ran.json()["error"]["message"]
+        if "comment" in text:
+            assert "with --project in an empty folder" in ran.json()["error"]["suggestion"]
         assert shotclock("agent", "status", "claude").code == 0
     file.write_bytes(b'{"a": "\xff"}')
     assert install(shotclock, "claude").code == 6
@@ -279,11 +295,11 @@ def answer_at_terminal(words: list[str], typed: bytes) -> tuple[int, str]:
 
 def test_a_person_sees_the_difference_and_is_asked(home: Path) -> None:
     code, screen = answer_at_terminal(["agent", "install", "claude"], b"n\n")
-    assert (code, (home / ".claude").exists()) == (4, False)
-    assert '+    "CLAUDE_CODE_SHELL_PREFIX"' in screen
+    assert (code, (home / ".claude").exists()) == (0, False)
+    assert '+    "CLAUDE_CODE_SHELL_PREFIX"' in screen and "not written: " in screen
     code, screen = answer_at_terminal(["agent", "install", "claude"], b"y\n")
     assert (code, (home / ".claude/settings.json").exists()) == (0, True)
-    assert "allow and deny rules" in screen
+    assert screen.count("allow and deny rules") == 1
 
 
 def test_status_tells_what_is_installed_and_what_is_in_its_way(shotclock: Any, home: Path) -> None:

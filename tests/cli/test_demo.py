@@ -68,7 +68,7 @@ def test_the_whole_demo_ends_with_the_next_step_and_writes_a_picture(
     ran = shotclock("demo", "--fast", "--record", picture, timeout=ALL_WITHIN_S, env={"NO_COLOR": "1"})
     assert ran.code == 0, ran.stdout
     lines = ran.stdout.decode().splitlines()
-    assert lines[-1].startswith("Next: `shotclock timeout 60 CMD`")
+    assert lines[-1].startswith("Next: `shotclock timeout 60 CMD`") and ".md" not in lines[-1]
     assert sum(line.endswith("with Shotclock 0") for line in lines) == len(SCENES)
     svg = picture.read_text("utf-8")
     root = ElementTree.fromstring(svg)
@@ -94,6 +94,12 @@ def test_on_a_terminal_both_runs_are_side_by_side_where_there_is_room(
     assert bool(re.search("─ without Shotclock ─+╮╭─ with Shotclock", plain)) is is_wide
     assert re.search("left alive: 1 .*", plain) and "left alive: 0" in plain
     assert max(len(line) for line in plain.replace("\r", "\n").splitlines()) <= int(columns)
+
+
+def test_behind_a_pipe_nothing_is_drawn_on_the_terminal(on_terminal: Callable[..., Any]) -> None:
+    words = ("demo", "--fast", "--scene", "1")
+    seen = on_terminal(*words, streams=("stderr",), env={"TERM": "xterm"}, within_s=SCENE_WITHIN_S)
+    assert seen.screen == "" and b"left alive: 0" in seen.stdout
 
 
 def test_no_color_leaves_out_the_colours(on_terminal: Callable[..., Any]) -> None:

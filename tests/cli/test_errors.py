@@ -55,3 +55,5 @@ def test_a_terminal_gets_a_table_with_every_code(on_terminal: Any, monkeypatch: 
         assert entry.code in seen.screen
     for code in warning_entries():
         assert code in seen.screen
+    one = on_terminal("errors", "TIMEOUT", streams=("stdout", "stderr"), env={"TERM": "xterm", "COLUMNS": "160"})
+    assert "only if nothing was changed" in one.screen

@@ -89,7 +89,7 @@ def test_a_server_survives_the_call_answers_on_its_port_and_is_gone_after_job_st
     ran = shotclock("exec", "--detach", "--name", "web", "--ready-port", str(port), "--", *serve(port))
     assert (ran.code, ran.stderr) == (0, b"")
     line = ran.stdout.decode()
-    assert line.startswith("web is ready: job ") and line.count("\n") == 1
+    assert line.startswith("web is ready: job ") and line.count("\n") == 1 and ", no owner; logs: " in line
     assert "shotclock job logs web" in line and "shotclock job stop web" in line
     assert answers(port)
     shown = job("status", "web")

@@ -60,6 +60,8 @@ def test_a_success_is_silent_and_the_output_untouched(form: str, reporting: Any)
         ("-- sh -c 'sleep 30 &'", 0, "DESCENDANTS_STOPPED: 1 process outlived the command, stopped now: sleep 30 ("),
         ("-- sh -c 'sleep 30 & exit 3'", 3, "DESCENDANTS_STOPPED: 1 process outlived the command"),
         ("-- no-such-command-here", 127, "COMMAND_NOT_FOUND: 'no-such-command-here' was not found. Install it"),
+        ("-- 'sleep 30'", 127, "COMMAND_NOT_FOUND: 'sleep 30' was not found. It is one word: leave out the quotes"),
+        ("-- './no such file'", 127, "COMMAND_NOT_FOUND: './no such file' was not found. Install it"),
         ("-- /", 126, "COMMAND_NOT_EXECUTABLE: '/' cannot be executed"),
         ("--cwd /nowhere -- true", 125, "CWD_UNUSABLE: cannot enter '/nowhere'"),
         ("--bogus -- true", 125, "ARG_ERROR: --bogus: unknown option"),

@@ -469,6 +469,22 @@ def test_status_lists_the_servers_of_every_client(shotclock: Any, install: Any, 
         assert "  a wrapped" in shotclock(*words).stdout.decode()
 
 
+def test_an_option_that_is_the_choice_of_another_one_is_named(shotclock: Any, home: Path) -> None:
+    ran = shotclock("wrap", "install", "--project", "cursor", "--yes")
+    assert [each["message"] for each in ran.json()["error"]["errors"]] == [
+        "unknown option; did you mean --scope project?"
+    ]
+
+
+def test_a_mistyped_verb_is_not_run_as_a_server(shotclock: Any, home: Path) -> None:
+    ran = shotclock("wrap", "installl", "cursor")
+    assert (ran.code, ran.stderr) == (
+        125, b"shotclock wrap: command: 'installl' was not found; did you mean shotclock wrap install?\n",
+    )  # fmt: skip
+    assert shotclock("wrap", "--", "installl").code == 127
+    assert b"leave out the quotes" in shotclock("wrap", "--", "npx -y server").stderr
+
+
 def test_a_server_named_like_a_verb_is_run_behind_two_dashes(shotclock: Any, home: Path) -> None:
     ran = shotclock("wrap", "--", "install", "--version", input=b"")
     assert (ran.code, b"envelope" in ran.stdout) == (0, False), "that program ended with the client"

@@ -4,6 +4,7 @@
   the lines below it are its output, stdout and stderr together. `console tty` runs it on a terminal instead.
 - `python`: run as a program. If its first line is `# name.py` it is saved under that name for the blocks below it.
 - `json`: must parse; an envelope must keep the contract.
+- `yaml`: a workflow. Like a `text`, it is saved if its first line is `# name.yaml` or `// name.json`.
 - `text`: a drawing, or a generated page (tests/cli). `diff`: two files that tests compare (tests/examples).
 
 In shown output `…` stands for anything: alone on a line for any lines, else for the rest of the word or line.
@@ -219,6 +220,15 @@ def run_python(block: Block, scratch: Path) -> list[str]:
     return [] if code == 0 else [f"{block}: exit code {code}\n{output}"]
 
 
+def save_named(block: Block, scratch: Path) -> None:
+    """Save a file that the page shows under its name. One in the home of the reader is not touched."""
+    named = re.match(r"(?:#|//) ([\w.][\w./-]*\.\w+)\n", block.text)
+    if named and ".." not in named[1]:
+        file = scratch / named[1]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block.text)
+
+
 # --- comparing ------------------------------------------------------------------------------------
 
 VOLATILE = [
@@ -302,6 +312,8 @@ def test_every_command_and_program_on_the_page_does_what_is_shown(
             wrong += run_console(block, tmp_path, numbers)
         elif block.language == "python":
             wrong += run_python(block, tmp_path)
+        elif block.language in ("yaml", "text"):
+            save_named(block, tmp_path)
     assert not wrong, "\n\n".join(wrong)
 
 

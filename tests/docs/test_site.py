@@ -109,9 +109,9 @@ def test_links_that_leave_the_documentation_lead_to_the_repository(built: dict[P
 
 
 def test_the_copy_button_of_a_session_copies_its_commands_alone(built: dict[Path, Page]) -> None:
-    first, *others = built[site.SITE / "tutorial-workflow.html"].copied
-    assert first.startswith("cat > ci.yaml <<'EOF'\nname: ci\ntimeout: 5m\n") and first.endswith("\nEOF")
-    assert others[0] == "shotclock check ci.yaml\nshotclock plan ci.yaml"
+    first, *_ = built[site.SITE / "howto/logs.html"].copied
+    assert first.startswith("cat > build.yaml <<'EOF'\nsteps:\n  build: ") and "\nEOF\nshotclock run " in first
+    assert built[site.SITE / "tutorial-workflow.html"].copied[0] == "shotclock check ci.yaml\nshotclock plan ci.yaml"
     assert sum(len(page.copied) for page in built.values()) > 100
 
 

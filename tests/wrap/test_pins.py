@@ -48,10 +48,10 @@ class Pinned:
         self._file.write_text(json.dumps(catalogue))
 
     @contextmanager
-    def run(self, *options: str, server_options: tuple[str, ...] = ()) -> Iterator[RawClient]:
+    def run(self, *options: str, server_options: tuple[str, ...] = (), greets: bool = True) -> Iterator[RawClient]:
         command = [*self.command, *server_options]
         with open(self._log, "w") as log:
-            with wrapped("--lock", str(self.lock), *options, server=command, stderr=log) as client:
+            with wrapped("--lock", str(self.lock), *options, server=command, stderr=log, greets=greets) as client:
                 yield client
 
     def greeting(self, *options: str, method: str = "initialize") -> Any:
@@ -108,6 +108,23 @@ MUTATIONS: dict[str, tuple[Any, str]] = {
     "_meta": (changed_catalogue(_meta={"example.com/version": True}), "_meta.example.com/version: 1 -> true"),
     "new tool": ({**CATALOGUE, "tools": [*CATALOGUE["tools"], {"name": "add_all"}]}, "tool add_all is new"),
 }
+
+
+def test_a_list_is_pinned_also_if_the_client_never_says_that_it_is_initialized(pinned: Pinned) -> None:
+    with pinned.run(greets=False) as client:
+        client.receive(client.request("initialize", GREETING))
+        assert len(listed(client)) == 3
+        give_up_at = time.monotonic() + ANSWER_WITHIN_S
+        while "pinned 3 tools" not in pinned.log:
+            assert time.monotonic() < give_up_at, "nothing was pinned"
+            time.sleep(0.02)
+    assert "nothing was pinned" not in pinned.log and len(json.loads(pinned.lock.read_text())["tools"]) == 3
+
+
+def test_a_first_start_that_pins_nothing_says_so(pinned: Pinned) -> None:
+    with pinned.run(greets=False) as client:
+        client.receive(client.request("initialize", GREETING))
+    assert f"nothing was pinned in {pinned.lock}" in pinned.log and not pinned.lock.exists()
 
 
 @pytest.mark.slow

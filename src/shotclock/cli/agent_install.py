@@ -133,5 +133,5 @@ def _check(file: Path, text: str) -> str:
         problem = "it is not an object"
     except (ValueError, RecursionError) as error:
         problem = str(error)
-    hint = "correct it first; a file with comments has to be changed by hand, see the page on agents"
+    hint = "correct it; if it has comments, install with --project in an empty folder, and copy the entry"
     raise Failure("CONFLICT", f"{file} is not JSON and was left as it is: {problem}", suggestion=hint)

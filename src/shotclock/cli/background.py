@@ -244,7 +244,8 @@ def describe_start(data: object) -> str:
     shown = data if isinstance(data, dict) else {}
     name = str(shown["name"] or shown["job_id"])
     state = "has started" if shown["ready_sign"] is None else "is ready"
+    owner = ", no owner" if shown["owner_process"] is None else ""
     return (
-        f"{shown['command']} {state}: job {shown['job_id']}, pid {shown['pid']}; "
+        f"{shown['command']} {state}: job {shown['job_id']}, pid {shown['pid']}{owner}; "
         f"logs: {shlex.join([*COMMAND, 'job', 'logs', name])}; stop: {shlex.join([*COMMAND, 'job', 'stop', name])}\n"
     )

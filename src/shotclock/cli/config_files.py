@@ -10,6 +10,7 @@ it was written.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import Ending, Failure
-from ..core.value_types import field, value
+from ..core.value_types import field, replace, value
 from ..core.visible_text import visible
 from ..runtime.call import Outcome, no_time_left
 from ..store.home import FILE_MODE, make_private_directory, state_home
@@ -63,11 +64,13 @@ class ConfigChange:
 
 @value
 class KeptText:
-    """The text of a file before an installation, and the digest of the text after it."""
+    """The text of a file before an installation, the digest of the text after it, and the folders made for it."""
 
     path: Path
     before: str | None
     after_digest: str
+    folders: tuple[str, ...] = ()
+    """The innermost first."""
 
     @classmethod
     def read(cls, owner: str, file: Path) -> KeptText | None:
@@ -76,9 +79,10 @@ class KeptText:
         try:
             kept = json.loads(path.read_bytes())
             before, after = kept["before"], kept["after"]
+            folders = tuple(str(folder) for folder in kept.get("folders", ()))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return cls(path, before, after) if isinstance(before, str | None) else None
+        return cls(path, before, after, folders) if isinstance(before, str | None) else None
 
     def describes(self, text: str | None) -> bool:
         """Return whether this is the text that the installation wrote."""
@@ -86,7 +90,8 @@ class KeptText:
 
     def write(self, file: Path) -> None:
         make_private_directory(self.path.parent)
-        content = {"file": str(file), "before": self.before, "after": self.after_digest}
+        content: dict[str, object] = {"file": str(file), "before": self.before, "after": self.after_digest}
+        content["folders"] = list(self.folders)
         _replace_file(self.path, json.dumps(content, indent=2) + "\n", FILE_MODE)
 
 
@@ -116,8 +121,10 @@ def change_file(
             found: Any = planned.value
             if found.before == found.after:
                 return Outcome(Ending.FINISHED, data=found.as_data(changed=False))
-            if not yes:
-                _ask(found)
+            if not yes and not _ask(found):
+                return Outcome(Ending.FINISHED, data=found.as_data(changed=False))
+            if not yes and not as_json:
+                found = replace(found, notes=())  # they were shown with the question
             return in_child(partial(write, found))
 
         envelope = conclude(call, work)
@@ -129,8 +136,8 @@ def change_file(
     return start
 
 
-def _ask(plan: ConfigChange) -> None:
-    """Show the change and ask. Raises Failure unless a person agrees."""
+def _ask(plan: ConfigChange) -> bool:
+    """Show the change, and return whether a person agrees. Raises Failure where none answers."""
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         message = "there is no terminal to ask at, and nothing was written; give --yes to write this"
         context = {"diff": plan.diff, "notes": list(plan.notes)}
@@ -138,23 +145,28 @@ def _ask(plan: ConfigChange) -> None:
     notes = "".join(f"{note}\n" for note in plan.notes)
     write_quietly(sys.stderr, visible(f"{plan.diff}\n{notes}"))
     typed = ask_person("Write this? [y/N] ")
-    if typed is None or typed.strip().lower() not in ("y", "yes"):
-        raise Failure(
-            "PERSON_REQUIRED", "it was not confirmed, and nothing was written", suggestion="answer y to write it"
-        )
+    if not typed:
+        hint = "answer y to write it"
+        raise Failure("PERSON_REQUIRED", "nobody answered, and nothing was written", suggestion=hint)
+    return typed.strip().lower() in ("y", "yes")
 
 
 def write_change(plan: ConfigChange) -> Outcome:
     """Write the file and the text for a removal. Raises Failure where the file was changed since the plan."""
     file = Path(plan.file)
-    record = kept_file(plan.owner, file)
+    record, old = kept_file(plan.owner, file), KeptText.read(plan.owner, file)
+    made = old.folders if old is not None else ()
     if read_text(file) != plan.before:
         raise Failure("CONFLICT", f"{file} was changed meanwhile; nothing was written", suggestion="try again")
     try:
         if plan.keeps and plan.after is not None:
-            KeptText(record, plan.original, _digest(plan.after)).write(file)
+            made = tuple(str(folder) for folder in Path(os.path.realpath(file)).parents if not folder.exists()) or made
+            KeptText(record, plan.original, _digest(plan.after), made).write(file)
         _replace_file(file, plan.after)
         if not plan.keeps:
+            for folder in made:
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(folder)
             record.unlink(missing_ok=True)
     except OSError as error:
         raise unwritable(error, file) from None

@@ -100,6 +100,6 @@ COMMANDS = {
         run=_run_test,
         usage="test [FLOW] [OPTIONS]",
         epilogue="A message is sent on every channel, whatever events it is for, and each has five seconds.\n\n"
-        "The user's own file is ~/.config/shotclock/config.toml; the guide is docs/howto/notifications.md.",
+        "The user's own file is ~/.config/shotclock/config.toml.",
     )
 }

@@ -291,6 +291,8 @@ class _LineReader:
                 self._read_option(self._outer[name], name, text if equals else None)
             elif name in self._options:
                 self._read_option(self._options[name], name, text if equals else None)
+            elif (chooser := self._option_with(name.removeprefix("--"))) is not None:
+                self._line.refuse(name, f"unknown option; did you mean {chooser.name} {name.removeprefix('--')}?")
             else:
                 nearest = self._line.refuse_unknown(name, [*self._options, "--help"], self._hint)
                 if not equals:
@@ -309,6 +311,10 @@ class _LineReader:
             elif each.missing:
                 self._line.refuse(each.field, each.missing)
         return self._line
+
+    def _option_with(self, choice: str) -> Option | None:
+        """Return the option that has a choice of this name: somebody wrote --project for --scope project."""
+        return next((each for each in self._options.values() if choice in each.choices and not each.by_place), None)
 
     def _settle_format(self) -> None:
         """Make `--format json` mean --json, and store the format that was asked for."""

@@ -141,7 +141,8 @@ def _agents(data: Any, console: Console) -> None:
 
 
 def _agent_change(verb: str, data: Any, console: Console) -> None:
-    console.print(f"{verb if data['changed'] else 'nothing to change in'} {visible(data['file'])}", soft_wrap=True)
+    done = verb if data["changed"] else "not written:" if data["diff"] else "nothing to change in"
+    console.print(f"{done} {visible(data['file'])}", soft_wrap=True)
     for note in data["notes"] if data["changed"] else ():
         console.print(visible(note), soft_wrap=True)
 
@@ -171,7 +172,10 @@ def _errors(data: Any, console: Console) -> None:
             column.justify = "right"
         for entry in data["errors"]:
             meaning = Text(entry["summary"]).append(f"\n→ {entry['hint']}", style="dim")
-            numbers = (str(entry["exit_code"]), str(entry["http_status"]), "yes" if entry["retryable"] else "no")
+            retry = "no"
+            if entry["retryable"]:
+                retry = "yes" if entry["side_effects"] == "none" else "only if nothing was changed"
+            numbers = (str(entry["exit_code"]), str(entry["http_status"]), retry)
             table.add_row(Text(entry["code"], style="bold"), *numbers, entry["side_effects"], meaning)
         console.print(table)
     if data["errors"] and data["warnings"]:

@@ -50,6 +50,7 @@ from .parser import (
     help_width,
     is_option,
     name_and_value,
+    nearest_of,
     number_between,
     option,
     read,
@@ -82,6 +83,8 @@ def main(words: list[str]) -> int:
     env = dict(line.values["env"])
     limits = read_limits(line)
     server = read_server(line, command, env, limits.grace_ms)
+    if command and "--" not in words and (verb := _mistyped_verb(command[0])) is not None:
+        line.refuse("command", f"{command[0]!r} was not found; did you mean shotclock wrap {verb}?")
     is_over_http = line.values["http"] is not None
     gate = None if is_over_http else read_gate(line, command if line.values["url"] is None else server.identity, env)
     if line.mistakes:
@@ -115,7 +118,7 @@ def main(words: list[str]) -> int:
         if each is not None and (missing := each.close()):
             say_line(f"shotclock wrap: {missing}")
     if (problem := front.life.unstartable) is not None:
-        say_line(f"shotclock wrap: {problem.message}; {problem.registered.hint}")
+        say_line(f"shotclock wrap: {problem.message}; {problem.suggestion or problem.registered.hint}")
         return EXIT_CODES.get(problem.code, NOT_DONE)
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
 
@@ -444,7 +447,7 @@ COMMAND = Subcommand(
     epilogue="""\
 In the configuration of a client, put it in front of the server:
 
-  "command": "shotclock", "args": ["wrap", "--", "npx", "-y", "some-server"]
+  "command": "shotclock", "args": ["wrap", "--", "npx", "-y", "@modelcontextprotocol/server-everything"]
 
 `shotclock wrap install CLIENT` does that for every server of Claude Code, Codex, Cursor, VS Code or Gemini CLI, and
 `shotclock wrap remove CLIENT` restores them; see their --help. `shotclock wrap status` lists them.
@@ -464,6 +467,13 @@ not found. A signal that stopped us also ends us.""",
 FOR_EVERY_SERVER = (_CALL, _SERVER, _LIFE, _LOG, _POLICY)
 """The headings of options that suit every server over stdin and stdout."""
 VERBS = ("install", "remove", "status")
+
+
+def _mistyped_verb(word: str) -> str | None:
+    """Return the verb that a word resembles which is no program on PATH."""
+    if os.sep in word or any(os.access(os.path.join(folder, word), os.X_OK) for folder in os.get_exec_path()):
+        return None
+    return nearest_of(word, VERBS)
 
 
 def names_verb(words: list[str]) -> bool:

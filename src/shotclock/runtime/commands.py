@@ -208,7 +208,9 @@ def explain_unstartable(task: CommandTask, step: str, number: int) -> Problem:
         if os.sep in command and os.path.exists(os.path.join(task.cwd or "", command)):
             why = "the interpreter named in its first line was not found"
             return Problem("COMMAND_NOT_FOUND", f"{command!r}: {why}", phase="validation")
-        return Problem("COMMAND_NOT_FOUND", f"{command!r} was not found", phase="validation")
+        is_line = len(task.argv) == 1 and " " in command.strip() and os.sep not in command.partition(" ")[0]
+        hint = "it is one word: leave out the quotes, or use sh -c" if is_line else None
+        return Problem("COMMAND_NOT_FOUND", f"{command!r} was not found", phase="validation", suggestion=hint)
     return Problem("COMMAND_NOT_EXECUTABLE", f"{command!r} cannot be executed: {why}", phase="validation")
 
 

@@ -75,9 +75,9 @@ class Front:
                 self._session.check_limits(now_ns, is_client_slow=self._client.has_unwritten)
                 self._life.check_clocks(now_ns)
         self._client.finish(FLUSH_LIMIT_MS)
-        self._notes.flush()
         if self._gate is not None:
             self._gate.close()
+        self._notes.flush()
 
     def _watch(self) -> None:
         """Choose the descriptors to wait for. A side is not read while the other one is behind."""

@@ -57,6 +57,7 @@ class Gate:
         self._methods = ("tools/call",) if lock is None else GUARDED
         self._unchecked: list[ClientRequest] = []
         self._has_listed = False
+        self._client_has_listed = False
 
     def connect(
         self,
@@ -96,6 +97,8 @@ class Gate:
         return None if self._approvals is None else self._approvals.fd
 
     def close(self) -> None:
+        if self._pins is not None:
+            self._pins.report_unpinned()
         if self._approvals is not None:
             self._approvals.close()
 
@@ -193,7 +196,8 @@ class Gate:
         if not self._server.accepts:
             return False
         is_greeting = any(each.method == "initialize" for each in self._guard.requests)
-        return self._memory.is_greeted or (bool(self._unchecked) and not is_greeting)
+        # A client that leaves out `notifications/initialized` has the tools all the same: they are pinned, too.
+        return self._memory.is_greeted or ((bool(self._unchecked) or self._client_has_listed) and not is_greeting)
 
     def list_if_stale(self) -> None:
         self._lists.read_if_stale()
@@ -250,6 +254,7 @@ class Gate:
 
     def screen(self, request: ClientRequest, message: RpcMessage) -> bytes:
         """Return the line of an answer for the client."""
+        self._client_has_listed |= request.method in KINDS
         return message.line if self._pins is None else self._pins.screen(request.method, message)
 
 

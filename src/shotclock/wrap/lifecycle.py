@@ -328,7 +328,8 @@ class ServerLife:
             return WrapFailure("HOST_REPLACED", what, words.ending_killed, survivors=survivors, note=words.lost_state)
         if process.report is not None and process.report.unstartable is not None:
             what = f"was not sent: the server {process.describe_end()}"
-            hint = process.explain_unstartable().registered.hint
+            problem = process.explain_unstartable()
+            hint = problem.suggestion or problem.registered.hint
             return WrapFailure("CONNECT_FAILED", what, Ending.NOT_STARTED, advice=f"{hint[0].upper()}{hint[1:]}")
         what = f"was lost: {words.subject} {process.describe_end()}"
         return WrapFailure("CONNECTION_LOST", what, words.ending_gone, survivors=survivors, note=words.lost_state)

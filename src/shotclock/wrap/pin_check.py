@@ -124,6 +124,11 @@ class PinCheck:
             self._note(f"shotclock: accepted: {change}")
         self._note(f"shotclock: pinned {lock.describe()} in {lock.path}")
 
+    def report_unpinned(self) -> None:
+        """Report at the end that the definitions which the client may have read are not pinned."""
+        if self._is_pinning:
+            self._note(f"shotclock: nothing was pinned in {self._lock.path}: it ended before the lists were read")
+
     def screen(self, method: str, message: RpcMessage) -> bytes:
         """Return the line of a list or greeting for the client, without the objects that are not pinned."""
         kind, result = KINDS.get(method), message.result

@@ -111,7 +111,7 @@ COMMANDS = {
 Scenes, of at most ten seconds each:
 {_SCENES}
 
-The programs mcp-client, notes-server and my-agent are small ones of the demo; docs/howto/demo.md describes each scene.
+The programs mcp-client, notes-server and my-agent are small ones of the demo; they exist only inside it.
 
 On a terminal both runs are shown side by side, below 80 columns one under the other; elsewhere as text, one after the
 other. A scene whose programs are not on this machine (timeout, setsid) is skipped. Nothing outlives the demo: not with

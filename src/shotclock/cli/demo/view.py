@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 from collections.abc import Iterator
 from typing import IO, cast
 
@@ -17,7 +18,7 @@ from rich.text import Text
 from ...core.value_types import value
 from ...core.visible_text import one_line
 from ...process.leftovers import LeftProcess
-from ..output import find_screen
+from ..output import find_screen, is_terminal
 from .scenes import WITH, WITHOUT, Scene
 from .stage import Show, Take
 
@@ -26,7 +27,7 @@ PICTURE_WIDTH = 90  # wide enough for two panes, narrow enough to be read on a p
 LONGEST_NAME = 40
 NAMES_SHOWN = 4
 FRAMES_PER_S = 8
-NEXT = "Next: `shotclock timeout 60 CMD`, `shotclock agent install NAME`, and docs/howto/demo.md for the scenes."
+NEXT = "Next: `shotclock timeout 60 CMD`, `shotclock agent install NAME`, and `shotclock --help`."
 
 Played = list[tuple[Scene, list[Take]]]
 
@@ -157,8 +158,8 @@ def text_of(drawing: RenderableType) -> str:
 
 @contextlib.contextmanager
 def live_view(scene: Scene) -> Iterator[Show]:
-    """Draw a scene on the terminal while it runs, and clear it. Without a terminal that can be drawn on, do nothing."""
-    screen = find_screen()
+    """Draw a scene on the terminal while it runs, and clear it. Do nothing if a stream is not a terminal."""
+    screen = find_screen() if is_terminal(sys.stdout) else None
     if screen is None:
         yield lambda takes: None
         return
