@@ -283,7 +283,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("TOOL_FAILED", 1, 502, False, UNKNOWN, "The server's tool answered that it failed.",
                    "the message is the tool's own"),
         ErrorEntry("WORKER_CRASHED", 1, 500, False, UNKNOWN, "The process running the function died under it.",
-                   "see error.context: an exit code, or a signal (SIGSEGV: a native crash, SIGKILL: often no memory)"),
+                   "SIGSEGV is a native crash, SIGKILL often a lack of memory; an exit code is its own"),
         # The interrupted call was not at fault and may succeed; the operation decides, as for clocks.
         ErrorEntry("HOST_REPLACED", 3, 503, True, UNKNOWN, "Another call blocked the process that this one ran in.",
                    "call again; find the handler that blocks the event loop or does not stop"),
