@@ -190,7 +190,8 @@ class _RunLogs:
             raise Failure("NOT_FOUND", message)
         if name == step and (state is None or state.status in (Status.PENDING, Status.SKIPPED)):
             why = "was skipped" if state is not None and state.status is Status.SKIPPED else "has not begun"
-            raise Failure("NOT_FOUND", f"step {step} {why}", suggestion="follow a run that is under way with -f")
+            follow = "follow a run that is under way with -f" if why == "has not begun" else None
+            raise Failure("NOT_FOUND", f"step {step} {why}", suggestion=follow)
         whole = states.get(name)
         if name != step and whole is not None:
             _check_item(step, name, whole, workflow)
