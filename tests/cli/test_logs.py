@@ -96,11 +96,17 @@ def test_after_its_end_every_line_of_every_try_is_there(shotclock: Logs, env: di
         (["one", "late"], "step late was skipped"),
         (["one", "flaky", "--try", "9"], "tried 2 times"),
         (["one", "--try", "0"], "1 or more"),
+        (["one", "each[9]"], "there is no each[9]: each has 2 items, from each[0] on"),
+        (["one", "each[x]"], "there is no each[x]"),
+        (["one", "warn[0]"], "warn has no items"),
     ):
         refused = shotclock("logs", *words, env=env)
         assert refused.code in (2, 5) and expected in str(refused.json()["error"]), (words, refused.json())
+    shotclock("run", "--rerun-failed", "one", "--run-id", "rerun", env=env)
+    kept = shotclock("logs", "rerun", "each[1]", env=env).json()["data"]
+    assert kept["none"] == "step each[1] was kept from run one: see `shotclock logs one 'each[1]'`"
     pruned = shotclock("prune", "--keep", "1", "--max-size", "1B", env=env).json()
-    assert pruned["data"]["deleted"]["logs"] == 2  # also those of the nested run
+    assert pruned["data"]["deleted"]["logs"] == 3  # also those of the nested run
     assert shotclock("logs", "one", env=env).json()["error"]["code"] == "RUN_NOT_FOUND"
 
 

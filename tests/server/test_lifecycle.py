@@ -387,6 +387,13 @@ def test_a_module_is_found_in_the_current_directory_and_missed_elsewhere(
         error = refusal(shotclock, validate_envelope, target)
         assert (error["code"], "no module 'mine_nowhere'" in error["message"]) == ("TARGET_NOT_FOUND", True)
         assert "install its package" in error["suggestion"]
+    (tmp_path / "src" / "mine_there").mkdir(parents=True)
+    refused = shotclock("serve", "mine_there.app:app", cwd=tmp_path)
+    assert "Traceback" not in refused.stderr.decode() and "pip install -e ." in refused.stderr.decode()
+    (tmp_path / "parent").mkdir()
+    (tmp_path / "parent" / "__init__.py").write_text("import beside_nothing\n")
+    error = refusal(shotclock, validate_envelope, "parent.child:app", cwd=tmp_path)
+    assert (error["code"], "beside_nothing" in error["message"]) == ("TARGET_UNUSABLE", True)
 
 
 def test_options_that_make_no_sense_are_refused_together(

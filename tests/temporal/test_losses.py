@@ -194,7 +194,7 @@ def test_no_worker_means_no_step_and_the_run_still_ends(runs: Runs, workers: Wor
     workers.start()
     code, envelope = runs.run(
         """
-        timeout: 3
+        timeout: 8
         steps:
           here: {type: command, exec: "echo here"}
           nowhere: {type: command, exec: "touch ran", runs_on: no-such-queue, depends_on: [here]}
@@ -205,6 +205,8 @@ def test_no_worker_means_no_step_and_the_run_still_ends(runs: Runs, workers: Wor
     assert code == 10 and steps_of(envelope) == {"here": "succeeded", "nowhere": "timed_out"}, envelope
     assert nowhere["error"]["code"] == "NO_TIME_LEFT" and nowhere["ending"] == "not_started"
     assert nowhere["side_effects"] == "none" and not (runs.folder / "ran").exists()
+    (noted,) = [each["message"] for each in envelope["warnings"] if each["code"] == "NO_WORKER"]
+    assert "'no-such-queue' of step nowhere; `shotclock worker --on" in noted
 
 
 def test_a_step_runs_on_the_queue_that_it_names(runs: Runs, workers: Workers) -> None:

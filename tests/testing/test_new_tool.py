@@ -20,9 +20,16 @@ def test_a_new_tool_passes_ruff(run_installed: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_other_names_and_folders_in_use_are_refused(run_installed: Run, tmp_path: Path) -> None:
-    for name in ("My_Tool", "tests", "-x", "../up"):
+    for name, said in {
+        "My_Tool": "lower case words",
+        "-x": "-x",
+        "../up": "lower case words",
+        "tests": "choose another name",
+        "class": "choose another name",
+        "json": "choose another name",
+    }.items():
         refused = run_installed("-m", "shotclock", "new", "tool", "--json", name)
-        assert refused.returncode == 2, (name, refused.stdout)
+        assert refused.returncode == 2 and said in refused.stdout, (name, refused.stdout)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").touch()
     refused = run_installed("-m", "shotclock", "new", "tool", "used")

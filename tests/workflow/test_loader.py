@@ -311,6 +311,11 @@ def test_an_unknown_type_is_told_what_was_meant(problems: Problems) -> None:
             assert finding.suggestion.startswith(hint)
 
 
+def test_a_step_without_a_type_is_told_which_keys_were_meant(problems: Problems) -> None:
+    (finding,) = problems("steps: {a: {exce: x, timout: 3s, name: y}}")
+    assert finding.suggestion == "'exce': did you mean 'exec'? 'timout': did you mean 'timeout'?"
+
+
 # --- wrong values -----------------------------------------------------------------------------------------
 
 WRONG = {

@@ -93,7 +93,7 @@ class View:
             self._running[name] = _TryClock()
 
     def note_news(self, name: str, news: dict[str, Any]) -> None:
-        if news["event"] == "waiting":  # nothing of the run is drawn yet
+        if news["event"] in ("waiting", "no_worker"):  # no row of the view has room for it
             self._console.print(Text(f"◔ {name or 'the run'} {one_line(news_in_words(news), 1000)}", "yellow"))
             return
         self._news[name] = news | {"until_ns": monotonic_ns() + news.get("within_ms", 0) * 1_000_000}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,7 +20,7 @@ from ..runtime.call import Outcome
 from ..store.runs import StoredRun
 from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine
-from ..workflow.state import Status, read_record
+from ..workflow.state import Status, StepState, read_record
 from ..workflow.step_log import PRINTING, KeptLog, LogLine, list_logs, read_records
 from .engine import temporal_engine
 from .job_logs import LOOK_S, spell_out
@@ -29,6 +30,7 @@ from .subcommand import JSON, TIMEOUT_MS, admit_call, conclude, deliver, engine_
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
+    from ..workflow.schema import WorkflowFile
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -188,10 +190,40 @@ class _RunLogs:
             raise Failure("NOT_FOUND", message)
         if name == step and (state is None or state.status in (Status.PENDING, Status.SKIPPED)):
             why = "was skipped" if state is not None and state.status is Status.SKIPPED else "has not begun"
-            raise Failure("NOT_FOUND", f"step {step} {why}", suggestion="follow a run that is under way with -f")
+            follow = "follow a run that is under way with -f" if why == "has not begun" else None
+            raise Failure("NOT_FOUND", f"step {step} {why}", suggestion=follow)
+        whole = states.get(name)
+        if name != step and whole is not None:
+            _check_item(step, name, whole, workflow)
+        if whole is not None and (kept_from := _kept_from(step, whole)):
+            return f"step {step} was kept from run {kept_from}: see `shotclock logs {kept_from} {shlex.quote(step)}`"
         if number is not None and state is not None and number > state.attempts:
             raise Failure("NOT_FOUND", f"step {step} was tried {state.attempts} times; there is no try {number}")
         return f"step {step} has printed nothing" + ("" if number is None else f" in try {number}")
+
+
+def _item_number(step: str) -> int | None:
+    number = step.partition("[")[2].removesuffix("]")
+    return int(number) if number.isdecimal() else None
+
+
+def _check_item(step: str, name: str, state: StepState, workflow: WorkflowFile) -> None:
+    """Refuse an item that a step does not have."""
+    if workflow.steps[name].items in (None, False):
+        raise Failure("NOT_FOUND", f"step {name} has no items, so there is no {step}")
+    number, items = _item_number(step), state.output
+    if number is None or (isinstance(items, list) and number >= len(items)):
+        known = f": {name} has {len(items)} items, from {name}[0] on" if isinstance(items, list) else ""
+        raise Failure("NOT_FOUND", f"there is no {step}{known}")
+
+
+def _kept_from(step: str, state: StepState) -> str | None:
+    """Return the earlier run in which a step, or this item of it, ran."""
+    number = _item_number(step)
+    if state.kept_from is None and number is not None and number < len(state.parts):
+        kept_from = state.parts[number].get("kept_from")
+        return kept_from if isinstance(kept_from, str) else None
+    return state.kept_from
 
 
 def _run_logs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import keyword
 import os
 import re
 import sys
@@ -12,14 +13,14 @@ from string import Template
 from typing import Any
 
 from .._version import __version__
-from ..core.errors import Ending, Failure
+from ..core.errors import Ending, Failure, SideEffects
 from ..runtime.call import Outcome
 from .output import write_quietly
 from .parser import CommandTable, Subcommand, argument, option
 from .subcommand import JSON, ChildWork, Mistaken
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_TAKEN = ("shotclock", "tests", "test")
+_TAKEN = sys.stdlib_module_names | {"shotclock", "tests"}
 
 _PYPROJECT = """\
 [build-system]
@@ -147,7 +148,12 @@ def _write(name: str, folder: Path) -> Outcome:
     """Write the files into a folder that is new or empty. Raises Failure."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise Failure("CONFLICT", f"{folder} exists and is not an empty folder", suggestion="give --folder")
+            raise Failure(
+                "CONFLICT",
+                f"{folder} exists and is not an empty folder",
+                suggestion="name a new or empty folder with --folder",
+                side_effects=SideEffects.NONE,
+            )
         for path, text in files_of(name).items():
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -158,8 +164,11 @@ def _write(name: str, folder: Path) -> Outcome:
 
 
 def _run_tool(name: str, folder: str | None) -> ChildWork:
-    if not _NAME.fullmatch(name) or name in _TAKEN:
+    package = name.replace("-", "_")
+    if not _NAME.fullmatch(name):
         raise Mistaken({"name": f"{name!r} is no name of a tool: write lower case words joined by hyphens"})
+    if package in _TAKEN or keyword.iskeyword(package):
+        raise Mistaken({"name": f"{name!r} would be a package that Python has already: choose another name"})
     place = Path(folder or name).absolute()
     return ChildWork(
         "new tool", partial(_write, name, place), mutates=True, show=partial(_show, os.path.relpath(place))

@@ -283,7 +283,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("TOOL_FAILED", 1, 502, False, UNKNOWN, "The server's tool answered that it failed.",
                    "the message is the tool's own"),
         ErrorEntry("WORKER_CRASHED", 1, 500, False, UNKNOWN, "The process running the function died under it.",
-                   "see error.context: an exit code, or a signal (SIGSEGV: a native crash, SIGKILL: often no memory)"),
+                   "SIGSEGV is a native crash, SIGKILL often a lack of memory; an exit code is its own"),
         # The interrupted call was not at fault and may succeed; the operation decides, as for clocks.
         ErrorEntry("HOST_REPLACED", 3, 503, True, UNKNOWN, "Another call blocked the process that this one ran in.",
                    "call again; find the handler that blocks the event loop or does not stop"),
@@ -352,6 +352,7 @@ _WARNINGS: dict[str, str] = {
     "NUMBER_KEPT_AS_TEXT": "A number that was printed cannot be kept exactly, so it is passed on as text.",
     "CLEAN_UP_MISSING": "The run was cancelled, and its clean-up steps could not run.",
     "NOT_TOLD": "The watcher of the run could not be reached any more; the run continued.",
+    "NO_WORKER": "A step had to wait, because no worker served its queue.",
     "NOT_NOTIFIED": "A notification was not sent; the run itself is not affected.",
     "NOT_WRITTEN_DOWN": "The end of the run is not in the store, only in this answer.",
     "STORE_NOT_SHRUNK": "What was deleted is gone, but its room on the disk was not given back; try again later.",

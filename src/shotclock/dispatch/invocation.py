@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.arguments import NotSerializable, to_jsonable
@@ -243,30 +245,44 @@ async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Fai
         again = _asking("import", "runpy", "run_path")
         imported = await runtime.call(again, {"path_name": target.file, "run_name": MAIN_ALIAS})
     else:
+        assert target.module
+        missing = await _missing_module(runtime, target.module)
+        if missing:
+            return _no_module(missing)
         again = _asking("import", "importlib", "import_module")
         imported = await runtime.call(again, {"name": target.module})
     if imported.ok or imported.code == "RESULT_NOT_SERIALIZABLE":  # a module is no data; it is there
         return _not_an_app(target, described)
-    return _import_failure(target, imported)
+    message = (imported.error or {}).get("message")
+    return Failure("TARGET_UNUSABLE", f"importing {target} failed: {message}", context=_shorten(_context(imported)))
+
+
+async def _missing_module(runtime: Runtime, module: str) -> str | None:
+    """Return the first of a module and the packages around it that is not there."""
+    parts = module.split(".")
+    for name in (".".join(parts[: end + 1]) for end in range(len(parts))):
+        found = await runtime.call(_asking("find", "importlib.util", "find_spec"), {"name": name})
+        if found.ok and found.value is None:
+            return name
+        if found.code != "RESULT_NOT_SERIALIZABLE":  # a package around it fails: the import says how
+            break
+    return None
+
+
+def _no_module(name: str) -> Failure:
+    message = f"there is no module {name!r} for {sys.executable}, nor in this directory"
+    if Path("src", *name.split(".")).exists():
+        suggestion = f"install the package of this folder there: {shlex.quote(sys.executable)} -m pip install -e ."
+    else:
+        suggestion = "install its package there, start in its folder, or name its file: path/to/file.py:app"
+    return Failure("TARGET_NOT_FOUND", message, suggestion=suggestion)
 
 
 def _not_an_app(target: Target, described: Envelope) -> Failure:
     message = (described.error or {}).get("message")
     if described.code == "TARGET_NOT_FOUND":
         return Failure("TARGET_NOT_FOUND", f"{message} in {target.file or target.module}")
-    return Failure("TARGET_UNUSABLE", f"{target}: {message}", context=_shorten_context(_context(described)))
-
-
-def _import_failure(target: Target, imported: Envelope) -> Failure:
-    context, message = _context(imported), (imported.error or {}).get("message")
-    if context.get("exception") == "ModuleNotFoundError" and target.module:
-        parts = target.module.split(".")
-        for name in (".".join(parts[: end + 1]) for end in range(len(parts))):
-            if f"No module named {name!r}" in str(message):
-                where = f"for {sys.executable}, nor in this directory"
-                suggestion = "install its package there, start in its folder, or name its file: path/to/file.py:app"
-                return Failure("TARGET_NOT_FOUND", f"there is no module {name!r} {where}", suggestion=suggestion)
-    return Failure("TARGET_UNUSABLE", f"importing {target} failed: {message}", context=_shorten_context(context))
+    return Failure("TARGET_UNUSABLE", f"{target}: {message}", context=_shorten(_context(described)))
 
 
 def _asking(name: str, module: str, function: str) -> Operation:
@@ -285,5 +301,5 @@ def _context(envelope: Envelope) -> dict[str, Any]:
     return context if isinstance(context, dict) else {}
 
 
-def _shorten_context(context: dict[str, Any]) -> dict[str, object]:
+def _shorten(context: dict[str, Any]) -> dict[str, object]:
     return {key: value[-TRACEBACK_SHOWN:] if isinstance(value, str) else value for key, value in context.items()}

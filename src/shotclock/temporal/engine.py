@@ -31,7 +31,7 @@ from temporalio.exceptions import ApplicationError, TimeoutError, WorkflowAlread
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal, apply_decision, result_of
 from ..core.proposal_checks import check_decision
@@ -49,7 +49,7 @@ from ..workflow.lint import identity
 from ..workflow.notices import warn_of_temporal
 from ..workflow.report import Report, judge_code, report_of
 from ..workflow.run import RunCaller, RunRequest, read_envelope, run_exists
-from ..workflow.schema import check_inputs
+from ..workflow.schema import WorkflowFile, check_inputs
 from ..workflow.state import JsonObject, Status, StepState, commands_for, count_steps, park_outcome
 from .connection import Address, connect
 from .messages import (
@@ -176,7 +176,14 @@ class TemporalEngine:
         if not await _is_accepted(client.get_workflow_handle(request.run_id), send, start_id, caller.stop):
             message = f"the engine does not answer: it is unknown whether it has accepted run {request.run_id}"
             return self._unknown_answer(Failure("INCOMPLETE", message), request.run_id)
-        return await self._wait_for_end(request.run_id, caller, limit_ms)
+        noticing = asyncio.ensure_future(self._notice_missing_workers(request.workflow, caller))
+        try:
+            envelope = await self._wait_for_end(request.run_id, caller, limit_ms)
+            envelope.warnings += noticing.result() if noticing.done() else []
+        finally:
+            noticing.cancel()
+            await asyncio.wait([noticing])
+        return envelope
 
     async def resume(self, run_id: str, caller: RunCaller) -> Envelope:
         try:
@@ -270,7 +277,6 @@ class TemporalEngine:
 
     async def _find_queue_without_worker(self, handle: Handle) -> str:
         """Return the queue of a run, once the queue has had no worker for a while."""
-        client = await self.client()
         alone_since_ns: int | None = None
         while True:
             await asyncio.sleep(LOOK_S)
@@ -279,12 +285,7 @@ class TemporalEngine:
                 task = described.raw_description.pending_workflow_task
                 if task.state != PendingWorkflowTaskState.PENDING_WORKFLOW_TASK_STATE_SCHEDULED:
                     break
-                request = DescribeTaskQueueRequest(
-                    namespace=client.namespace,
-                    task_queue=TaskQueue(name=described.task_queue),
-                    task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
-                )
-                if (await client.workflow_service.describe_task_queue(request, timeout=RPC_LIMIT)).pollers:
+                if await self._has_worker(described.task_queue, TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW):
                     break
             except RPCError:
                 alone_since_ns = None
@@ -293,6 +294,30 @@ class TemporalEngine:
             if monotonic_ns() - alone_since_ns >= NO_WORKER_MS * NS_PER_MS:
                 return described.task_queue
         return await _never(str)
+
+    async def _notice_missing_workers(self, workflow: WorkflowFile, caller: RunCaller) -> list[Warning_]:
+        """Report each step whose own queue has no worker soon after the start."""
+        await asyncio.sleep(NO_WORKER_MS / 1000)
+        queues = {name: step.runs_on for name, step in workflow.steps.items() if step.runs_on}
+        missing: list[Warning_] = []
+        for name, queue in queues.items():
+            try:
+                if await self._has_worker(queue, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY):
+                    continue
+            except (Failure, RPCError):
+                break
+            start = f"`shotclock worker {self.where} --queue {queue}` starts one"
+            missing.append(warning("NO_WORKER", f"no worker served queue {queue!r} of step {name}; {start}"))
+            if caller.on_news is not None:
+                caller.on_news(name, {"event": "no_worker", "queue": queue, "start": start})
+        return missing
+
+    async def _has_worker(self, queue: str, kind: TaskQueueType.ValueType) -> bool:
+        client = await self.client()
+        request = DescribeTaskQueueRequest(
+            namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
+        )
+        return bool((await client.workflow_service.describe_task_queue(request, timeout=RPC_LIMIT)).pollers)
 
     async def wait(self, run_id: str, until_ns: int | None) -> Envelope | None:
         await self._describe(run_id)

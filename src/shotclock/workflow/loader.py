@@ -358,9 +358,7 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
             message = "a step needs a `type`" if name is None else f"unknown type {quote(name)}"
             return Finding("schema/type", message, path, source.place_of(path), hint)
         case "union_tag_not_found":
-            command = [key for key in written if _ELSEWHERE.get(key) == "exec"] if isinstance(written, dict) else []
-            hint = suggest("", STEP_TYPES, otherwise="one of ")
-            hint = f"did you mean 'exec' instead of {command[-1]!r}?" if command else hint
+            hint = _meant_keys(written) or suggest("", STEP_TYPES, otherwise="one of ")
             return Finding("schema/type", "a step needs a `type`", path, place, hint)
         case "missing":
             return Finding("schema/missing", f"{path[-1]!r} is missing", path, source.place_of(path[:-1]))
@@ -369,6 +367,15 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
             return Finding("schema/value", message, path, place)
     message, hint = _wrong_value(problems)
     return Finding("schema/value", message, path, place, hint)
+
+
+def _meant_keys(step: Any) -> str | None:
+    """Return the keys that a step without a type may have meant, as if it were a command."""
+    schema = STEP_TYPES["command"].schema
+    known = [key for name in schema.model_fields for key in schema.keys_of(name)]
+    unknown = [key for key in step if isinstance(key, str) and key not in known] if isinstance(step, dict) else []
+    meant = {key: suggest(key, known) for key in unknown}
+    return " ".join(f"{quote(key)}: {hint}" for key, hint in meant.items() if hint) or None
 
 
 def _unknown_key(path: Path_, place: SourcePosition, part: type[Part]) -> Finding:
