@@ -1,5 +1,7 @@
 """The site is built from README and docs without a warning, and each of its links leads somewhere."""
 
+import fcntl
+import os
 import re
 import subprocess
 import sys
@@ -49,10 +51,17 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
-    """Build the site, and return its pages."""
-    done = subprocess.run([sys.executable, "-m", "tools.site"], cwd=ROOT, timeout=100, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "No issues found" in done.stdout + done.stderr
+    """Build the site once for all processes of the test run, and return its pages."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    said = tmp_path_factory.getbasetemp().parent / f"site-{run}"
+    with said.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # freed when a process ends, however it does
+        if not said.exists():
+            done = subprocess.run(
+                [sys.executable, "-m", "tools.site"], cwd=ROOT, timeout=100, capture_output=True, text=True
+            )
+            said.write_text(f"{done.returncode}\n{done.stdout}{done.stderr}")
+    assert said.read_text().startswith("0\n") and "No issues found" in said.read_text(), said.read_text()
     return {path: Page(path) for path in sorted(site.SITE.rglob("*.html")) if path.name != "404.html"}
 
 
@@ -102,7 +111,8 @@ def test_the_site_asks_no_other_host_for_files(built: dict[Path, Page]) -> None:
 
 
 def test_links_that_leave_the_documentation_lead_to_the_repository(built: dict[Path, Page]) -> None:
-    outside = {link for page in built.values() for link in page.links if link.startswith(site.repository())}
+    home = site.repository()
+    outside = {link for page in built.values() for link in page.links if link.startswith(home)}
     assert len(outside) > 10
     for link in outside:
         assert (ROOT / urlsplit(link).path.partition("/blob/main/")[2]).exists(), link
