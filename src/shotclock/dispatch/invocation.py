@@ -245,8 +245,7 @@ async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Fai
         again = _asking("import", "runpy", "run_path")
         imported = await runtime.call(again, {"path_name": target.file, "run_name": MAIN_ALIAS})
     else:
-        assert target.module
-        missing = await _missing_module(runtime, target.module)
+        missing = await _missing_module(runtime, str(target.module))
         if missing:
             return _no_module(missing)
         again = _asking("import", "importlib", "import_module")
