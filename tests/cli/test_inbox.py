@@ -716,6 +716,9 @@ def test_one_is_shown_with_its_reason_its_difference_in_colour_and_its_history(
     assert data["diff"].splitlines()[-2:] == ["-allow: [a]", "+allow: [a, b]"]
     assert [entry["action"] for entry in data["history"]] == ["proposed", "extended"]
     assert data["_trusted"] is False
+    decide(proposal)
+    ran = terminal("inbox", "show", proposal.id)
+    assert ran.ends() == 0 and "the file itself is read only while a proposal waits" in ran.text
 
 
 def test_texts_too_different_to_compare_are_shown_all_the_same(shotclock: Any, validate_envelope: Any) -> None:

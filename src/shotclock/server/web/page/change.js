@@ -109,9 +109,10 @@ const SOURCES = {
 };
 
 /** A proposed file against what it would replace: `file` is the server's `shown.file`. */
-export function fileChange(file, after = file.proposed) {
+export function fileChange(file, { after = file.proposed, decided = false } = {}) {
+  const unread = decided && file.source !== "read";
   return el("div", {},
-    el("p", { class: `source ${file.source}` }, SOURCES[file.source]),
+    el("p", { class: `source ${file.source}` }, SOURCES[file.source], unread ? " The file itself is read only while a proposal waits." : null),
     file.contradicts ? el("p", { class: "contradicts" }, el("strong", {}, "The agent says that the file holds something else now.")) : null,
     textChange(file.path, file.before, after, { claimed: file.source === "claim" }));
 }
