@@ -459,6 +459,8 @@ def test_what_is_destructive_is_approved_by_typing_its_name(terminal: Any) -> No
     assert "nobody needs it" in wrong.text and 'table: "users"' in wrong.text
     wrong.types("yes\n")
     assert wrong.ends() == 4
+    assert "'yes' is not 'db/drop'; nothing was done" in wrong.text and "type 'db/drop'" in wrong.text
+    assert "ask a person" not in wrong.text
     assert now(proposal).is_open
     right = terminal("inbox", "approve", proposal.id)
     right.shows("to continue:")

@@ -272,7 +272,7 @@ def _confirm(proposal: Proposal, found: Outcome) -> str | None:
         draw_answer("inbox show", found.data, sys.stderr)
     problem = confirm(proposal.id, proposal.ask.confirmation)
     if problem is not None:
-        raise Failure(problem.code, problem.message, context=problem.context)
+        raise Failure(problem.code, problem.message, context=problem.context, suggestion=problem.suggestion)
     return proposal.ask.confirmation
 
 
