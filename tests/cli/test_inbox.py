@@ -723,6 +723,20 @@ def test_one_is_shown_with_its_reason_its_difference_in_colour_and_its_history(
     assert ran.ends() == 0 and "the file itself is read only while a proposal waits" in ran.text
 
 
+def test_without_a_claim_nothing_is_contradicted_and_the_whole_text_is_shown(
+    terminal: Any, shotclock: Any, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.yaml"
+    new.write_text("allow: [a, b]\n")
+    words = ["inbox", "propose", "--title", "Allow b", "--file", new, "--wait", "0"]
+    ran = terminal("inbox", "show", shotclock(*words).json()["data"]["proposal_id"])
+    assert ran.ends() == 0 and "the file already holds this text: all lines are shown as new" in ran.text
+    assert "+allow: [a, b]" in ran.text and "claims" not in ran.text and "nothing would change" not in ran.text
+    new.write_text("allow: [a]\n")
+    ran = terminal("inbox", "show", pending()[0].id)
+    assert ran.ends() == 0 and "-allow: [a]\n+allow: [a, b]" in ran.text and "claims" not in ran.text
+
+
 def test_texts_too_different_to_compare_are_shown_all_the_same(shotclock: Any, validate_envelope: Any) -> None:
     lines = [f"{count % 1500}" for count in range(150_000)]
     file = ProposedFile("/x", "\n".join(lines), "\n".join(reversed(lines)))

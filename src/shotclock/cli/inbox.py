@@ -463,7 +463,10 @@ _VERBS = (
                 "data.file; nothing is written. Without it, the proposal is a question.",
             ),
             option(
-                "--current", "FILE", "The file that it would replace; the operator sees the difference.", needs="--file"
+                "--current",
+                "FILE",
+                "The file that it would replace [the one of --file]; the operator sees the difference.",
+                needs="--file",
             ),
             option("--choice", "TEXT", "A possible answer to a question.", repeats=True, excludes=("--file",)),
             option("--justification", "TEXT", "The reason; at most 20,000 characters.", default=""),

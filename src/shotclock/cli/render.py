@@ -535,6 +535,7 @@ def _proposal(data: Any, console: Console) -> None:
 _SOURCES = {
     "claim": "compared with the text that the agent claims the file had, not with the file itself",
     "read": "compared with the file itself",
+    "same": "the file already holds this text: all lines are shown as new",
     "nothing": "the current text is unknown: all lines are shown as new",
 }
 
@@ -542,7 +543,7 @@ _SOURCES = {
 def _print_difference(console: Console, data: Any) -> None:
     file = data["shown"]["file"]
     console.print(_SOURCES[file["source"]], style="dim")
-    if data["status"] != "pending" and file["source"] != "read":
+    if data["status"] != "pending" and file["source"] in ("claim", "nothing"):
         console.print("the file itself is read only while a proposal waits", style="dim")
     if file["source"] == "claim" and data["diff"] and "\n@@ " in data["diff"].partition("\n@@ ")[2]:
         console.print("lines that the agent claims are there already are omitted", style="bold")
