@@ -458,6 +458,12 @@ RUN_STATES = {
 }
 
 
+def _run_state(run: Any) -> str:
+    if "run_id" in run:
+        return f"not run yet; if its run is parked, continue it: shotclock run --resume {run['run_id']}"
+    return RUN_STATES[run["state"]]
+
+
 def _list(data: Any, console: Console) -> None:
     is_pending = data["status"] == "pending"
     if not data["proposals"]:
@@ -501,7 +507,7 @@ def _change(event: dict[str, Any]) -> Text:
     elif each["decided_by"] is not None:
         text.append(f"  by {one_line(each['decided_by'], 40)}", style="dim")
         if each["run"] is not None:
-            text.append(f"  {RUN_STATES[each['run']['state']]}", style="dim")
+            text.append(f"  {_run_state(each['run'])}", style="dim")
     return text
 
 
@@ -578,7 +584,7 @@ def _print_run(console: Console, run: Any, *, unanswered: bool = False) -> None:
     why = f": {run['code']} {one_line(run['message'] or '')}" if run["state"] == "failed" else ""
     style = {"succeeded": "green", "failed": "red", "unknown": "red"}.get(run["state"], "yellow")
     how = "expired undecided, and run as its rules allow: " if unanswered else ""
-    console.print(f"{how}{RUN_STATES[run['state']]}{at}{why}", style=style)
+    console.print(f"{how}{_run_state(run)}{at}{why}", style=style)
 
 
 def _print_text(console: Console, text: str, *, is_marked: bool = False) -> None:

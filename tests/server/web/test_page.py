@@ -501,8 +501,8 @@ def test_what_was_approved_shows_what_became_of_it(served: Served, opened: Any) 
             inbox.record_outcome(id, "FILE_UNWRITABLE", "the disk is full")
             await inbox.close()
 
-    async def asked() -> Any:
-        ask = ProposalRequest(Kind.OPERATION, "Write it", operation="shop/write", arguments={"n": 1}, dispatched=True)
+    async def asked(title: str = "Write it", operation: str = "shop/write") -> Any:
+        ask = ProposalRequest(Kind.OPERATION, title, operation=operation, arguments={"n": 1}, dispatched=True)
         with Store.open(served.home) as store:
             inbox = Inbox(store)
             proposal = await inbox.propose(ask, Principal("builder", Role.AGENT))
@@ -520,6 +520,12 @@ def test_what_was_approved_shows_what_became_of_it(served: Served, opened: Any) 
     expect(outcome(page).locator(".run.failed")).to_contain_text("Failed")
     expect(outcome(page).locator(".run.failed")).to_contain_text("FILE_UNWRITABLE the disk is full")
     assert "carried out" not in page.locator("#detail").inner_text()
+    in_thread(lambda: asked("Ship it", "run r7 step ship"))
+    row(page, "Ship it").click()
+    page.get_by_role("button", name="Approve").click()
+    page.get_by_role("button", name="Approve", exact=True).click()
+    expect(outcome(page).locator(".run")).to_contain_text("continue it: shotclock run --resume r7")
+    shoot(page, "step-approved")
 
 
 def in_thread(work: Any) -> Any:

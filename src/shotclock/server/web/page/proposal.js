@@ -11,9 +11,12 @@ const OVER = new Set(["ALREADY_DECIDED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN
 
 // What became of what was approved. Only what is known is said.
 const RUNS = {
-  not_started: "Not run yet: whoever asked has to call again.", running: "Running", succeeded: "Succeeded", failed: "Failed",
+  not_started: "Not run yet: the agent has to call again.", running: "Running", succeeded: "Succeeded", failed: "Failed",
   unknown: "It began, and its process is gone: nobody knows how far it came.",
 };
+
+// A step's run goes on by itself, unless it is parked: then a person continues it.
+const runState = (run) => run.run_id ? ["Not run yet. If its run is parked, continue it: ", el("code", {}, `shotclock run --resume ${run.run_id}`)] : RUNS[run.state];
 
 const namedErrors = (errors) => errors.map(({ field, message }) => `${field.replace(/^arguments\./, "")}: ${message}`).join("; ");
 
@@ -106,7 +109,7 @@ export class ProposalView {
       el("p", {}, el("strong", {}, said), p.decided_by ? [" by ", el("bdi", {}, mine ? "you" : marked(p.shown.decided_by)), p.decided_via ? [" via ", el("bdi", {}, marked(p.shown.decided_via))] : null, " · ", moment(p.decided_at)] : null),
       d && d.answer != null ? el("p", { class: "answer" }, "Answer: ", el("strong", {}, marked(p.shown.answer))) : null,
       d && d.notes ? el("blockquote", {}, marked(p.shown.notes)) : null);
-    if (p.run) box.append(el("p", { class: `run ${p.run.state}` }, p.status === "expired" ? "It went on, as its rules say. " : null, el("strong", {}, RUNS[p.run.state]),
+    if (p.run) box.append(el("p", { class: `run ${p.run.state}` }, p.status === "expired" ? "It went on, as its rules say. " : null, el("strong", {}, runState(p.run)),
       p.run.at ? [" · ", moment(p.run.at)] : null,
       p.run.state === "failed" ? [": ", el("code", {}, p.run.code), " ", marked(p.shown.run || "")] : null));
     if (d && p.status === "modified") {
