@@ -601,6 +601,9 @@ def test_who_decides_while_another_edits_wins_and_the_edit_is_kept(terminal: Any
     (tmp_path / "go").touch()
     assert ran.ends() == 6
     assert "ALREADY_DECIDED" in ran.text
+    late = terminal("inbox", "approve", proposal.id)
+    assert late.ends() == 6 and f"was rejected by {ME.name}" in late.text
+    assert "the first decision counts" in late.text and "error.context" not in late.text
     [copy] = (home / "edits").iterdir()
     assert copy.read_text() == "mine\n"
     assert str(copy) in ran.text.replace("\n", "")

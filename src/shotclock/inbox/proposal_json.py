@@ -173,8 +173,8 @@ class Compared(NamedTuple):
 
     before: str | None
     source: str
-    """`read` (by Shotclock), `claim` (of the agent), `same`: the file already holds the proposed text, which is shown as
-    new, or `nothing`: there is no such file, or its text is unknown."""
+    """`read` (by Shotclock), `claim` (of the agent), `same` (the file already holds the proposed text, which is shown
+    as new), or `nothing` (there is no such file, or its text is unknown)."""
     contradicts: bool = False
     """Whether the file holds another text than the agent claims."""
 
