@@ -19,7 +19,7 @@ from shotclock.cli.render import draw
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.inbox.access import Principal
 from shotclock.inbox.inbox import Inbox
-from shotclock.inbox.person_wait import run_of
+from shotclock.inbox.person_wait import outcome_of, run_of
 from shotclock.inbox.proposal_json import summary
 from shotclock.store.store import Store
 
@@ -246,7 +246,8 @@ def test_the_approval_of_a_step_that_failed_says_so(runs: Runs) -> None:
     runs(runs.flow("steps: {ship: {exec: echo no >&2; exit 7, approval: true}}"), "--run-id", "r1", code=14)
     proposal = runs.decide(YES)
     assert run_of(proposal, dispatched=True) == {"state": "not_started", "at": None, "run_id": "r1"}
-    told = "not run yet; if its run is parked, continue it: shotclock run --resume r1"
+    told = "not run yet: its run continues by itself, a parked local one with: shotclock run --resume r1"
+    assert outcome_of(proposal, 0, 0).data["continue_command"] == "shotclock run --resume r1"
     assert told in " ".join(draw("inbox approve", summary(proposal.summary, Principal.local())).split())
     runs("--resume", "r1", code=3)
     with Store.open(runs.folder / "home") as store:

@@ -460,7 +460,8 @@ RUN_STATES = {
 
 def _run_state(run: Any) -> str:
     if "run_id" in run:
-        return f"not run yet; if its run is parked, continue it: shotclock run --resume {run['run_id']}"
+        command = f"shotclock run --resume {run['run_id']}"
+        return f"not run yet: its run continues by itself, a parked local one with: {command}"
     return RUN_STATES[run["state"]]
 
 

@@ -524,7 +524,7 @@ def test_what_was_approved_shows_what_became_of_it(served: Served, opened: Any) 
     row(page, "Ship it").click()
     page.get_by_role("button", name="Approve").click()
     page.get_by_role("button", name="Approve", exact=True).click()
-    expect(outcome(page).locator(".run")).to_contain_text("continue it: shotclock run --resume r7")
+    expect(outcome(page).locator(".run")).to_contain_text("a parked local one with: shotclock run --resume r7")
     shoot(page, "step-approved")
 
 

@@ -15,8 +15,8 @@ const RUNS = {
   unknown: "It began, and its process is gone: nobody knows how far it came.",
 };
 
-// A step's run goes on by itself, unless it is parked: then a person continues it.
-const runState = (run) => run.run_id ? ["Not run yet. If its run is parked, continue it: ", el("code", {}, `shotclock run --resume ${run.run_id}`)] : RUNS[run.state];
+// A run on Temporal, and one that still waits, continue by themselves.
+const runState = (run) => run.run_id ? ["Not run yet: its run continues by itself, a parked local one with: ", el("code", {}, `shotclock run --resume ${run.run_id}`)] : RUNS[run.state];
 
 const namedErrors = (errors) => errors.map(({ field, message }) => `${field.replace(/^arguments\./, "")}: ${message}`).join("; ");
 
