@@ -647,7 +647,7 @@ complete -c shotclock -n '_shotclock_at \'/inbox/serve\'' -l format -x -a 'text 
 complete -c shotclock -n '_shotclock_at \'/inbox/serve\'' -l help -d 'Show help.'
 complete -c shotclock -n '_shotclock_at \'/inbox/propose\'' -l title -r -d 'The proposal or the question in one line; at most 200 characters.'
 complete -c shotclock -n '_shotclock_at \'/inbox/propose\'' -l file -r -d 'The file with the whole proposed text (UTF-8, at most 1 MB)'
-complete -c shotclock -n '_shotclock_at \'/inbox/propose\'' -l current -r -d 'The file that it would replace; the operator sees the difference.'
+complete -c shotclock -n '_shotclock_at \'/inbox/propose\'' -l current -r -d 'The file that it would replace [the one of --file]; the operator sees the difference.'
 complete -c shotclock -n '_shotclock_at \'/inbox/propose\'' -l choice -r -d 'A possible answer to a question.'
 complete -c shotclock -n '_shotclock_at \'/inbox/propose\'' -l justification -r -d 'The reason; at most 20,000 characters.'
 complete -c shotclock -n '_shotclock_at \'/inbox/propose\'' -l ttl -r -d 'It expires after this time, and so does its decision [1 day]; 0 means never.'

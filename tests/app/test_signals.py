@@ -331,6 +331,7 @@ def test_only_a_person_who_types_it_back_lets_it_run(tool: Any):
     assert code == 0 and "db is gone" in screen
     code, screen = on_terminal(program, "danger", "db", type_in=b"yes\n", when=b"to continue")
     assert code == 4 and "db is gone" not in screen and "PERSON_REQUIRED" in screen
+    assert "'yes' is not 'wipe db'; nothing was done" in screen and "run it again, and type 'wipe db'" in screen
 
 
 @pytest.mark.requirement("C-036")

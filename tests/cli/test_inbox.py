@@ -459,6 +459,8 @@ def test_what_is_destructive_is_approved_by_typing_its_name(terminal: Any) -> No
     assert "nobody needs it" in wrong.text and 'table: "users"' in wrong.text
     wrong.types("yes\n")
     assert wrong.ends() == 4
+    assert "'yes' is not 'db/drop'; nothing was done" in wrong.text and "type 'db/drop'" in wrong.text
+    assert "ask a person" not in wrong.text
     assert now(proposal).is_open
     right = terminal("inbox", "approve", proposal.id)
     right.shows("to continue:")
@@ -599,6 +601,9 @@ def test_who_decides_while_another_edits_wins_and_the_edit_is_kept(terminal: Any
     (tmp_path / "go").touch()
     assert ran.ends() == 6
     assert "ALREADY_DECIDED" in ran.text
+    late = terminal("inbox", "approve", proposal.id)
+    assert late.ends() == 6 and f"was rejected by {ME.name}" in late.text
+    assert "the first decision counts" in late.text and "error.context" not in late.text
     [copy] = (home / "edits").iterdir()
     assert copy.read_text() == "mine\n"
     assert str(copy) in ran.text.replace("\n", "")
@@ -716,6 +721,23 @@ def test_one_is_shown_with_its_reason_its_difference_in_colour_and_its_history(
     assert data["diff"].splitlines()[-2:] == ["-allow: [a]", "+allow: [a, b]"]
     assert [entry["action"] for entry in data["history"]] == ["proposed", "extended"]
     assert data["_trusted"] is False
+    decide(proposal)
+    ran = terminal("inbox", "show", proposal.id)
+    assert ran.ends() == 0 and "the file itself is read only while a proposal waits" in ran.text
+
+
+def test_without_a_claim_nothing_is_contradicted_and_the_whole_text_is_shown(
+    terminal: Any, shotclock: Any, tmp_path: Path
+) -> None:
+    new = tmp_path / "new.yaml"
+    new.write_text("allow: [a, b]\n")
+    words = ["inbox", "propose", "--title", "Allow b", "--file", new, "--wait", "0"]
+    ran = terminal("inbox", "show", shotclock(*words).json()["data"]["proposal_id"])
+    assert ran.ends() == 0 and "the file already holds this text: all lines are shown as new" in ran.text
+    assert "+allow: [a, b]" in ran.text and "claims" not in ran.text and "nothing would change" not in ran.text
+    new.write_text("allow: [a]\n")
+    ran = terminal("inbox", "show", pending()[0].id)
+    assert ran.ends() == 0 and "-allow: [a]\n+allow: [a, b]" in ran.text and "claims" not in ran.text
 
 
 def test_texts_too_different_to_compare_are_shown_all_the_same(shotclock: Any, validate_envelope: Any) -> None:

@@ -15,9 +15,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from shotclock.cli.render import draw
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.inbox.access import Principal
 from shotclock.inbox.inbox import Inbox
+from shotclock.inbox.person_wait import outcome_of, run_of
+from shotclock.inbox.proposal_json import summary
 from shotclock.store.store import Store
 
 pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
@@ -242,6 +245,10 @@ def test_a_secret_header_of_the_file_is_neither_shown_nor_kept_with_an_approval(
 def test_the_approval_of_a_step_that_failed_says_so(runs: Runs) -> None:
     runs(runs.flow("steps: {ship: {exec: echo no >&2; exit 7, approval: true}}"), "--run-id", "r1", code=14)
     proposal = runs.decide(YES)
+    assert run_of(proposal, dispatched=True) == {"state": "not_started", "at": None, "run_id": "r1"}
+    told = "not run yet: its run continues by itself, a parked local one with: shotclock run --resume r1"
+    assert outcome_of(proposal, 0, 0).data["continue_command"] == "shotclock run --resume r1"
+    assert told in " ".join(draw("inbox approve", summary(proposal.summary, Principal.local())).split())
     runs("--resume", "r1", code=3)
     with Store.open(runs.folder / "home") as store:
         ran = store.proposals.get(proposal.id)

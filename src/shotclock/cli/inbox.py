@@ -272,7 +272,7 @@ def _confirm(proposal: Proposal, found: Outcome) -> str | None:
         draw_answer("inbox show", found.data, sys.stderr)
     problem = confirm(proposal.id, proposal.ask.confirmation)
     if problem is not None:
-        raise Failure(problem.code, problem.message, context=problem.context)
+        raise Failure(problem.code, problem.message, context=problem.context, suggestion=problem.suggestion)
     return proposal.ask.confirmation
 
 
@@ -463,7 +463,10 @@ _VERBS = (
                 "data.file; nothing is written. Without it, the proposal is a question.",
             ),
             option(
-                "--current", "FILE", "The file that it would replace; the operator sees the difference.", needs="--file"
+                "--current",
+                "FILE",
+                "The file that it would replace [the one of --file]; the operator sees the difference.",
+                needs="--file",
             ),
             option("--choice", "TEXT", "A possible answer to a question.", repeats=True, excludes=("--file",)),
             option("--justification", "TEXT", "The reason; at most 20,000 characters.", default=""),

@@ -267,11 +267,12 @@ def confirm(name: str, expected: str) -> Problem | None:
     if not is_terminal(sys.stdin) or not is_terminal(sys.stderr):
         message = f"{name} runs only after a person has typed {expected!r} at a terminal"
         return Problem("PERSON_REQUIRED", message, "validation", context={"expected": expected})
-    typed = ask_person(f"{name} needs a confirmation. Type {expected!r} to continue: ")
-    if typed is not None and typed.rstrip("\n") == expected:
+    typed = (ask_person(f"{name} needs a confirmation. Type {expected!r} to continue: ") or "").rstrip("\n")
+    if typed == expected:
         return None
-    how = ": no confirmation was typed" if typed is None else " was not confirmed"
-    return Problem("PERSON_REQUIRED", f"{name}{how}", "validation")
+    wrong = f"{typed[:200]!r} is not {expected!r}" if typed else f"{name}: no confirmation was typed"
+    hint = f"run it again, and type {expected!r}"
+    return Problem("PERSON_REQUIRED", f"{wrong}; nothing was done", "validation", suggestion=hint)
 
 
 def ask_person(question: str) -> str | None:

@@ -462,6 +462,13 @@ RUN_STATES = {
 }
 
 
+def _run_state(run: Any) -> str:
+    if "run_id" in run:
+        command = f"shotclock run --resume {run['run_id']}"
+        return f"not run yet: its run continues by itself, a parked local one with: {command}"
+    return RUN_STATES[run["state"]]
+
+
 def _list(data: Any, console: Console) -> None:
     is_pending = data["status"] == "pending"
     if not data["proposals"]:
@@ -505,7 +512,7 @@ def _change(event: dict[str, Any]) -> Text:
     elif each["decided_by"] is not None:
         text.append(f"  by {one_line(each['decided_by'], 40)}", style="dim")
         if each["run"] is not None:
-            text.append(f"  {RUN_STATES[each['run']['state']]}", style="dim")
+            text.append(f"  {_run_state(each['run'])}", style="dim")
     return text
 
 
@@ -537,8 +544,9 @@ def _proposal(data: Any, console: Console) -> None:
 
 
 _SOURCES = {
-    "claim": "compared with the text that the agent claims the file had; the file itself was not read",
+    "claim": "compared with the text that the agent claims the file had, not with the file itself",
     "read": "compared with the file itself",
+    "same": "the file already holds this text: all lines are shown as new",
     "nothing": "the current text is unknown: all lines are shown as new",
 }
 
@@ -546,6 +554,8 @@ _SOURCES = {
 def _print_difference(console: Console, data: Any) -> None:
     file = data["shown"]["file"]
     console.print(_SOURCES[file["source"]], style="dim")
+    if data["status"] != "pending" and file["source"] in ("claim", "nothing"):
+        console.print("the file itself is read only while a proposal waits", style="dim")
     if file["source"] == "claim" and data["diff"] and "\n@@ " in data["diff"].partition("\n@@ ")[2]:
         console.print("lines that the agent claims are there already are omitted", style="bold")
     if file["contradicts"]:
@@ -579,7 +589,7 @@ def _print_run(console: Console, run: Any, *, unanswered: bool = False) -> None:
     why = f": {run['code']} {one_line(run['message'] or '')}" if run["state"] == "failed" else ""
     style = {"succeeded": "green", "failed": "red", "unknown": "red"}.get(run["state"], "yellow")
     how = "expired undecided, and run as its rules allow: " if unanswered else ""
-    console.print(f"{how}{RUN_STATES[run['state']]}{at}{why}", style=style)
+    console.print(f"{how}{_run_state(run)}{at}{why}", style=style)
 
 
 def _print_text(console: Console, text: str, *, is_marked: bool = False) -> None:

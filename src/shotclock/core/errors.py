@@ -146,7 +146,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("INBOX_FULL", 11, 429, True, NONE, "As many proposals are open as may be; this one was not made.",
                    "withdraw what is not wanted any more, or call again once some of them are decided or expired"),
         ErrorEntry("ALREADY_DECIDED", 6, 409, False, NONE, "This proposal is already decided.",
-                   "see error.context for who decided, when and how"),
+                   "the first decision counts; make a new proposal for another one"),
         ErrorEntry("PROPOSAL_EXPIRED", 6, 409, False, NONE, "The proposal expired without a decision.",
                    "propose it again; an open one can be extended before it expires"),
         ErrorEntry("PROPOSAL_REJECTED", 7, 403, False, NONE, "The operator rejected the proposal.",

@@ -173,7 +173,8 @@ class Compared(NamedTuple):
 
     before: str | None
     source: str
-    """`read` (by Shotclock), `claim` (of the agent), or `nothing`: there is no such file, or its text is unknown."""
+    """`read` (by Shotclock), `claim` (of the agent), `same` (the file already holds the proposed text, which is shown
+    as new), or `nothing` (there is no such file, or its text is unknown)."""
     contradicts: bool = False
     """Whether the file holds another text than the agent claims."""
 
@@ -193,7 +194,11 @@ def compared_with(proposal: Proposal, principal: Principal) -> Compared:
         text = read_text_file(file.path)
     except (Failure, ValueError):  # not text, or an impossible path
         return claimed
-    return claimed if text is None else Compared(text, "read", text != file.current)
+    if text is None:
+        return claimed
+    if file.current is None:  # the agent claims nothing, and a text that is there already must still be seen
+        return Compared(None, "same") if text == file.proposed else Compared(text, "read")
+    return Compared(text, "read", text != file.current)
 
 
 def read_text_file(path: str) -> str | None:

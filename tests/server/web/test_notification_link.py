@@ -50,3 +50,11 @@ def test_the_link_of_a_notification_opens_the_page_at_the_proposal(tmp_path: Pat
         stranger.get_by_role("button", name="Sign in").click()
         expect(stranger.get_by_role("heading", name="Drop the old index")).to_be_visible()
         stranger.context.close()
+
+        stranger = browser.new_context().new_page()
+        stranger.goto(link)
+        expect(stranger.locator("#signin")).to_be_visible()
+        stranger.goto(served.link)
+        expect(stranger.get_by_role("heading", name="Drop the old index")).to_be_visible()
+        assert stranger.url == link
+        stranger.context.close()

@@ -288,6 +288,24 @@ def test_with_the_keyboard_alone_everything_can_be_decided(served: Served, opene
     expect(outcome(page)).to_contain_text("Approved by you")
 
 
+def test_a_destructive_question_without_choices_is_confirmed_and_answered_yes_as_on_the_command_line(
+    served: Served, opened: Any
+) -> None:
+    title = "Drop the users table"
+    id = cleared(served).propose(title=title, policy={"destructive": True})
+    page = opened(served)
+    row(page, title).click()
+    expect(page.locator(".body")).to_contain_text("This is a question: the asker gets the answer.")
+    expect(page.locator(".action")).to_have_text(f'answer: "{title}"\nchoices: []')
+    page.keyboard.press("a")
+    expect(page.get_by_label("to confirm")).to_be_focused()
+    page.keyboard.type(title)
+    shoot(page, "destructive-question")
+    page.keyboard.press("Enter")
+    expect(outcome(page)).to_contain_text("Answer: yes")
+    assert served.result(id)["answer"] == "yes"
+
+
 # --- others ---------------------------------------------------------------------------------------
 
 
@@ -455,6 +473,16 @@ def test_a_file_on_this_machine_is_read_by_the_server_and_not_believed(
     row(page, "Tidy").click()
     expect(page.locator(".contradicts")).to_be_visible()
     assert page.locator(".dl.new .code").all_inner_texts() == ["allow evil.com", "allow a.example"]
+    # The decided proposal keeps the comparison that was decided on; a page that did not show it says what is missing.
+    page.get_by_role("button", name="Approve").click()
+    page.get_by_role("button", name="Approve", exact=True).click()
+    expect(outcome(page)).to_contain_text("Approved by you")
+    expect(page.locator(".source")).to_have_text("Compared with the file itself, which the server has read.")
+    assert page.locator(".dl.new .code").all_inner_texts() == ["allow evil.com", "allow a.example"]
+    shoot(page, "file-read-decided")
+    page.reload()
+    expect(page.locator(".source")).to_contain_text("The file itself is read only while a proposal waits.")
+    shoot(page, "file-read-decided-later")
     # It learns nothing by that: what is there is for operators.
     assert "contradicts" in served.ask("GET", f"/api/inbox/{id}").data["proposal"]["shown"]["file"]
     agent = served.token("reader", Role.AGENT)
@@ -473,8 +501,8 @@ def test_what_was_approved_shows_what_became_of_it(served: Served, opened: Any) 
             inbox.record_outcome(id, "FILE_UNWRITABLE", "the disk is full")
             await inbox.close()
 
-    async def asked() -> Any:
-        ask = ProposalRequest(Kind.OPERATION, "Write it", operation="shop/write", arguments={"n": 1}, dispatched=True)
+    async def asked(title: str = "Write it", operation: str = "shop/write") -> Any:
+        ask = ProposalRequest(Kind.OPERATION, title, operation=operation, arguments={"n": 1}, dispatched=True)
         with Store.open(served.home) as store:
             inbox = Inbox(store)
             proposal = await inbox.propose(ask, Principal("builder", Role.AGENT))
@@ -492,6 +520,12 @@ def test_what_was_approved_shows_what_became_of_it(served: Served, opened: Any) 
     expect(outcome(page).locator(".run.failed")).to_contain_text("Failed")
     expect(outcome(page).locator(".run.failed")).to_contain_text("FILE_UNWRITABLE the disk is full")
     assert "carried out" not in page.locator("#detail").inner_text()
+    in_thread(lambda: asked("Ship it", "run r7 step ship"))
+    row(page, "Ship it").click()
+    page.get_by_role("button", name="Approve").click()
+    page.get_by_role("button", name="Approve", exact=True).click()
+    expect(outcome(page).locator(".run")).to_contain_text("a parked local one with: shotclock run --resume r7")
+    shoot(page, "step-approved")
 
 
 def in_thread(work: Any) -> Any:

@@ -31,9 +31,22 @@ export function onProof(changed) {
   });
 }
 
+/** Remember the place in the page that this tab was opened at before it was signed in: the printed link returns to it. */
+export function keepPlace() {
+  try { if (location.hash.startsWith("#/")) sessionStorage.setItem("place", location.hash); } catch { /* then it opens the list */ }
+}
+
+function takePlace() {
+  try {
+    const place = sessionStorage.getItem("place") || "";
+    sessionStorage.removeItem("place");
+    return place.startsWith("#/") ? place : "";
+  } catch { return ""; }
+}
+
 if (location.hash.startsWith("#proof=")) {
   const fresh = location.hash.slice(7);
-  window.history.replaceState(null, "", "/");
+  window.history.replaceState(null, "", `/${takePlace()}`);
   // Anybody can make such a link: one that does not belong to our cookie must not take the place of the one that does.
   if (!proof || (await isOperators(fresh))) keepProof(fresh);
 }

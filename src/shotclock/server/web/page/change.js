@@ -105,13 +105,15 @@ function put(code, text) {
 const SOURCES = {
   claim: "Compared with what the agent said the file held when it asked: its word, not a look at the file.",
   read: "Compared with the file itself, which the server has read.",
+  same: "The file already holds this text: all of it is shown as new.",
   nothing: "Nobody says what is there now: all of it is shown as new.",
 };
 
 /** A proposed file against what it would replace: `file` is the server's `shown.file`. */
-export function fileChange(file, after = file.proposed) {
+export function fileChange(file, { after = file.proposed, decided = false } = {}) {
+  const unread = decided && ["claim", "nothing"].includes(file.source);
   return el("div", {},
-    el("p", { class: `source ${file.source}` }, SOURCES[file.source]),
+    el("p", { class: `source ${file.source}` }, SOURCES[file.source], unread ? " The file itself is read only while a proposal waits." : null),
     file.contradicts ? el("p", { class: "contradicts" }, el("strong", {}, "The agent says that the file holds something else now.")) : null,
     textChange(file.path, file.before, after, { claimed: file.source === "claim" }));
 }

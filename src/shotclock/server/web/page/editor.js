@@ -29,7 +29,7 @@ export function fileEditor(proposal, draft, check) {
   const preview = el("div");
   const show = (after) => preview.replaceChildren(
     el("h3", {}, "With your changes"),
-    fileChange(file, after),
+    fileChange(file, { after }),
     after === file.proposed ? unchanged()
       : el("details", {}, el("summary", {}, "What you changed in the proposal"), textChange(file.path, file.proposed, after)));
   const soon = rested(async () => { const checked = await check(); if (checked?.modified != null) show(checked.modified); });

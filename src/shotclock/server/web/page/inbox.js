@@ -1,6 +1,6 @@
 // The page: the list of what waits, the history, which proposal is open, and the keys.
 
-import { Events, ask, keepProof, onProof } from "/page/api.js";
+import { Events, ask, keepPlace, keepProof, onProof } from "/page/api.js";
 import { complaint, countdown, el, marked, moment, now, pill, setClock, tick } from "/page/elements.js";
 import { ProposalView } from "/page/proposal.js";
 import { RunningView } from "/page/running.js";
@@ -362,6 +362,7 @@ function signIn(ways = ["token"]) {
   events.close();
   document.body.dataset.state = "signin";
   $("signin").hidden = false;
+  keepPlace();
   $("lost").hidden = true;
   const failed = new URLSearchParams(location.search).get("key") === "used";
   $("signin-why").textContent = ended ? "Your session has ended. What you typed is still there once you are back." : failed ? "That link was used before, or belongs to a server that has ended." : "Agents propose here, people decide. This browser is not known as an operator's.";

@@ -11,9 +11,12 @@ const OVER = new Set(["ALREADY_DECIDED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN
 
 // What became of what was approved. Only what is known is said.
 const RUNS = {
-  not_started: "Not run yet: whoever asked has to call again.", running: "Running", succeeded: "Succeeded", failed: "Failed",
+  not_started: "Not run yet: the agent has to call again.", running: "Running", succeeded: "Succeeded", failed: "Failed",
   unknown: "It began, and its process is gone: nobody knows how far it came.",
 };
+
+// A run on Temporal, and one that still waits, continue by themselves.
+const runState = (run) => run.run_id ? ["Not run yet: its run continues by itself, a parked local one with: ", el("code", {}, `shotclock run --resume ${run.run_id}`)] : RUNS[run.state];
 
 const namedErrors = (errors) => errors.map(({ field, message }) => `${field.replace(/^arguments\./, "")}: ${message}`).join("; ");
 
@@ -48,8 +51,10 @@ export class ProposalView {
   /** Show it; what did not change stays as it is, so that nobody loses a cursor or a place. */
   show(proposal) {
     const before = this.#proposal;
-    this.#proposal = proposal;
     const same = before && before.id === proposal.id;
+    // The server reads the file of an open proposal only: a decided one keeps the comparison that was shown.
+    if (same && proposal.status !== "pending" && before.shown.file) proposal = { ...proposal, shown: { ...proposal.shown, file: before.shown.file } };
+    this.#proposal = proposal;
     if (!same) {
       this.head = el("header", { class: "about" });
       this.body = el("div", { class: "body" });
@@ -87,9 +92,9 @@ export class ProposalView {
     if (p.status !== "pending") parts.push(this.#outcome());
     if (p.justification) parts.push(el("section", {}, el("h3", {}, "Reason given"), el("div", { class: "why" }, marked(p.shown.justification))));
     else if (p.kind !== "question") parts.push(el("p", { class: "muted" }, "No reason was given."));
-    if (p.kind !== "question") parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would be done" : "What was proposed"), actionShown(p.shown.action)));
-    if (p.kind === "file") parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would change" : "What was to change"), fileChange(p.shown.file)));
-    if (p.kind === "question" && p.choices.length && p.status !== "pending") parts.push(el("section", {}, el("h3", {}, "Choices"), el("ul", {}, p.shown.choices.map((one) => el("li", {}, marked(one))))));
+    parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would be done" : "What was proposed"),
+      p.kind === "question" ? el("p", {}, "This is a question: the asker gets the answer.") : null, actionShown(p.shown.action)));
+    if (p.kind === "file") parts.push(el("section", {}, el("h3", {}, p.status === "pending" ? "What would change" : "What was to change"), fileChange(p.shown.file, { decided: p.status !== "pending" })));
     this.body.replaceChildren(...parts);
   }
 
@@ -104,7 +109,7 @@ export class ProposalView {
       el("p", {}, el("strong", {}, said), p.decided_by ? [" by ", el("bdi", {}, mine ? "you" : marked(p.shown.decided_by)), p.decided_via ? [" via ", el("bdi", {}, marked(p.shown.decided_via))] : null, " · ", moment(p.decided_at)] : null),
       d && d.answer != null ? el("p", { class: "answer" }, "Answer: ", el("strong", {}, marked(p.shown.answer))) : null,
       d && d.notes ? el("blockquote", {}, marked(p.shown.notes)) : null);
-    if (p.run) box.append(el("p", { class: `run ${p.run.state}` }, p.status === "expired" ? "It went on, as its rules say. " : null, el("strong", {}, RUNS[p.run.state]),
+    if (p.run) box.append(el("p", { class: `run ${p.run.state}` }, p.status === "expired" ? "It went on, as its rules say. " : null, el("strong", {}, runState(p.run)),
       p.run.at ? [" · ", moment(p.run.at)] : null,
       p.run.state === "failed" ? [": ", el("code", {}, p.run.code), " ", marked(p.shown.run || "")] : null));
     if (d && p.status === "modified") {
@@ -194,7 +199,7 @@ export class ProposalView {
         parts.push(el("div", { class: "answers", role: "group", "aria-label": "Answer" }, p.choices.map((one, i) =>
           el("button", { type: "submit", class: one === p.default ? "choice suggested" : "choice", "data-focus": p.default == null ? i === 0 : one === p.default, onclick: () => { draft.answer = one; } }, el("bdi", {}, marked(p.shown.choices[i]))))));
       } else {
-        answer = el("textarea", { rows: "2", "aria-label": "Answer", "data-focus": true, placeholder: p.default == null ? "Answer" : `Answer (unanswered it counts as: ${p.shown.default.slice(0, 200)})` });
+        answer = el("textarea", { rows: "2", "aria-label": "Answer", "data-focus": !p.policy.destructive, placeholder: p.default == null ? "Answer [yes]" : `Answer [yes] (unanswered it counts as: ${p.shown.default.slice(0, 200)})` });
         answer.value = draft.answer ?? "";
         answer.addEventListener("input", () => { draft.answer = answer.value; });
         parts.push(answer);
@@ -225,7 +230,7 @@ export class ProposalView {
       event.preventDefault();
       let part = {};
       try { if (mode === "modify") part = this.#editor.read(); } catch (mistake) { this.#editor.show(mistake.errors || []); error.textContent = namedErrors(mistake.errors || []) || mistake.message; return; }
-      if (mode === "approve" && p.kind === "question") part = { answer: answer ? answer.value : draft.answer };
+      if (mode === "approve" && p.kind === "question") part = { answer: answer ? answer.value.trim() ? answer.value : "yes" : draft.answer }; // empty: as `inbox approve` without --answer
       const status = { approve: "approved", modify: "modified", reject: "rejected" }[mode];
       this.#send("decision", { status, notes: draft.notes, action_hash: p.action_hash, ...part, ...(confirmation ? { confirmation: confirmation.value } : {}) });
     });
