@@ -27,6 +27,8 @@ def _run_import(
 
 
 def _import(file: str, kind: str | None, output: str | None, force: bool, as_json: bool) -> Outcome:
+    if output is not None and os.path.exists(output) and os.path.exists(file) and os.path.samefile(file, output):
+        raise Failure("ARG_ERROR", "--output is the file that is read", suggestion="name another file with --output")
     made = import_file(file, kind)
     data: dict[str, object] = {"kind": made.kind, "file": file, "notes": made.to_answer()}
     if output is None:

@@ -145,6 +145,19 @@ def test_what_cannot_be_imported_says_what_to_do(shotclock: Command, tmp_path: P
         assert hint in answer["error"]["suggestion"], words
 
 
+def test_the_file_that_is_read_is_never_overwritten(shotclock: Command, tmp_path: Path) -> None:
+    text = "on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{run: echo a}]}}\n"
+    (tmp_path / "ci.yml").write_text(text)
+    (tmp_path / "link.yml").symlink_to("ci.yml")
+    for output in ("ci.yml", "./ci.yml", "link.yml"):
+        answer = shotclock("import", "ci.yml", "--output", output, "--force", "--json", cwd=tmp_path).json()
+        assert (answer["error"]["code"], answer["error"]["message"]) == (
+            "ARG_ERROR",
+            "--output is the file that is read",
+        )
+    assert (tmp_path / "ci.yml").read_text() == text
+
+
 def test_a_file_of_json_is_imported(shotclock: Command, tmp_path: Path) -> None:
     (tmp_path / "Taskfile.json").write_text('{"version": "3", "tasks": {"default": "echo hi"}}')
     ran = shotclock("import", "Taskfile.json", cwd=tmp_path)
