@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shotclock.core.envelope import Envelope
+from shotclock.core.errors import Failure
 from shotclock.workflow.foreign.importing import import_file
 from shotclock.workflow.foreign.writer import find_errors
 from tests.conftest import Ran
@@ -81,6 +82,12 @@ def test_an_imported_file_does_what_the_other_tool_did(kind: str, number: int, r
         is_ordered = kind != "actions"  # whose jobs run at once
         lines = (tmp_path / "audit").read_text().splitlines()
         assert (lines if is_ordered else sorted(lines)) == (case["audit"] if is_ordered else sorted(case["audit"]))
+
+
+def test_a_variable_that_has_to_be_set_is_asked_for_before_anything_runs(run: Run) -> None:
+    text = import_file(str(HERE / "actions" / "variables.yml"), "actions").text
+    with pytest.raises(Failure, match="the variable GITHUB_REF is not set"):
+        run(text, environment={"PATH": os.environ["PATH"], "SHOP": "a"})
 
 
 @pytest.mark.slow

@@ -34,16 +34,21 @@ KIND = "taskfile"
 DEPTH_LIMIT = 20  # tasks inside each other
 WORK_LIMIT = 5_000  # calls and uses of global variables: both can double with each line of a file
 
-_TOP_KEYS = {"version", "tasks", "vars", "env", "dotenv", "silent", "output", "set", "shopt", "run", "interval"}
+_TOP_KEYS = {"version", "tasks", "vars", "env", "dotenv", "set", "shopt", "run", "silent"}
 _TOP_LOST = {
+    "output": "the output of each step is kept apart",
+    "interval": "files are not watched",
     "includes": "the tasks of other files are not there",
     "method": "nothing is compared: a task always runs",
 }
-_TASK_KEYS = {"cmds", "cmd", "deps", "label", "desc", "summary", "aliases", "status", "preconditions", "dir", "set"}
-_TASK_KEYS |= {"shopt", "vars", "env", "dotenv", "silent", "internal", "prefix", "ignore_error", "run", "platforms"}
-_TASK_KEYS |= {"if", "requires", "prompt", "failfast"}
+_TASK_KEYS = {"cmds", "cmd", "deps", "desc", "aliases", "status", "preconditions", "dir", "set", "shopt", "vars", "env"}
+_TASK_KEYS |= {"dotenv", "internal", "ignore_error", "run", "platforms", "if", "requires", "prompt", "silent"}
 _CMD_KEYS = {"cmd", "silent", "ignore_error", "platforms", "if", "for", "set", "shopt", "timeout"}
 _TASK_LOST = {
+    "label": "its steps are named after the task",
+    "prefix": "its steps are named after the task",
+    "summary": "`desc` is the description",
+    "failfast": "the other `deps` go on",
     "sources": "files are not compared: the task always runs",
     "generates": "files are not compared: the task always runs",
     "method": "nothing is compared: the task always runs",
@@ -444,6 +449,7 @@ class _TaskDraft:
         if not isinstance(part, dict):
             raise Unconvertible(f"has a command that is none: {quote(cmd)}")
         if "defer" in part:
+            note_unknown(self.draft, part, {"defer", "silent"}, path, {})
             self._defer(part["defer"], path)
         elif "task" in part:
             self._flush()
