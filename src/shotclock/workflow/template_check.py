@@ -326,7 +326,8 @@ def find_unset_names(workflow: WorkflowFile, environment: Mapping[str, str]) -> 
     steps = workflow.steps.values()
     if workflow.env_file or any(step.env_file for step in steps):
         return
-    known = {name for each in (workflow, workflow.defaults, *steps, *workflow.tools.values()) for name in each.env}
+    envs = [workflow.env, workflow.defaults.env, *(step.env for step in steps)]
+    known = {name for env in (*envs, *(tool.env for tool in workflow.tools.values())) for name in env}
     for path, text, _, is_condition in _find_templates(workflow, {}):
         for head, *parts in names_in(text) if is_simple(text) and not is_condition else ():
             if head == "env" and parts and parts[0] not in environment and parts[0] not in known:

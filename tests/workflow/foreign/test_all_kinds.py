@@ -165,6 +165,18 @@ def test_the_file_that_is_read_is_never_overwritten(shotclock: Command, tmp_path
     assert (tmp_path / "ci.yml").read_text() == text
 
 
+def test_the_steps_that_fail_are_named_first_and_counted(shotclock: Command, tmp_path: Path) -> None:
+    name = str(HERE / "actions" / "windows.yml")
+    ran = shotclock("import", name, "--output", "flow.yaml", "--format", "text", cwd=tmp_path)
+    assert ran.stdout.decode().endswith("flow.yaml: written, with 4 notes; 2 steps will fail\n")
+    kinds = [line.split(": ")[1] for line in ran.stderr.decode().splitlines()]
+    assert kinds == ["fails", "fails", "left out", "different here"]
+    assert (tmp_path / "flow.yaml").read_text().splitlines()[2] == "# Fails instead:"
+    data = shotclock("import", name, "--json", cwd=tmp_path).json()["data"]
+    assert data["failing"] == ["build", "posh-1"]
+    assert [note["fails"] for note in data["notes"]] == [True, True, False, False]
+
+
 def test_a_file_of_json_is_imported(shotclock: Command, tmp_path: Path) -> None:
     (tmp_path / "Taskfile.json").write_text('{"version": "3", "tasks": {"default": "echo hi"}}')
     ran = shotclock("import", "Taskfile.json", cwd=tmp_path)

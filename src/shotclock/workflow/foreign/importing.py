@@ -23,11 +23,19 @@ class ImportedText:
     kind: str
     text: str
     notes: tuple[Note, ...]
+    failing: tuple[str, ...] = ()  # names of steps
 
     def to_answer(self) -> list[dict[str, Any]]:
         """Return the notes as JSON."""
         return [
-            {"line": note.line, "key": note.key, "message": note.message, "lost": note.is_lost} for note in self.notes
+            {
+                "line": note.line,
+                "key": note.key,
+                "message": note.message,
+                "lost": note.is_lost,
+                "fails": note.is_failing,
+            }
+            for note in self.notes
         ]
 
 
@@ -91,7 +99,8 @@ def _accepted(imported: Imported, path: Path) -> ImportedText:
         more = f"; and {len(wrong) - SHOWN_ERRORS} more" if len(wrong) > SHOWN_ERRORS else ""
         message = f"{path}: the imported workflow would not pass `shotclock check`: {listed}{more}"
         raise _refused(message, notes=imported.notes)
-    return ImportedText(imported.kind, with_header(text, str(path), imported.kind, imported.notes), imported.notes)
+    whole = with_header(text, str(path), imported.kind, imported.notes)
+    return ImportedText(imported.kind, whole, imported.notes, imported.failing)
 
 
 def _not_recognised(path: Path) -> Failure:
