@@ -450,7 +450,7 @@ DECISION_COLOURS = {
 
 
 RUN_STATES = {
-    "not_started": "not run yet: the agent has to call again",
+    "not_started": "not run yet: make the call again, or resume the run",
     "running": "running",
     "succeeded": "succeeded",
     "failed": "failed",

@@ -491,7 +491,9 @@ class _Run:
             for each in person_wait.parked_on.values()
         ]
         waiting = context.redaction.value(proposals)
-        outcome = park_outcome(run_id, self.request.name, states, waiting, person_wait.budget_ms or 0)
+        bell, now = self.call.bound.bell, wall_time()
+        until = None if bell is None else now + bell.remaining_ms(monotonic_ns())
+        outcome = park_outcome(run_id, self.request.name, states, waiting, person_wait.budget_ms or 0, until=until)
         envelope = answer(self.call, outcome)
         try:
             await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())
