@@ -233,6 +233,9 @@ def _plan(data: Any, console: Console) -> None:
             table.add_row(*names, timeout, tries, *times, style="bold" if step["id"] in data["critical_path"] else None)
         console.print(table)
         for step in data["steps"]:
+            if step["timeout_ms"] and step["effective_timeout_ms"] < step["timeout_ms"]:
+                has, left = format_duration(step["timeout_ms"]), format_duration(step["effective_timeout_ms"])
+                console.print(f"  {step['id']}: the run leaves it {left} of its {has}", style="bright_black")
             for line in _describe_early_clocks(step):
                 console.print(f"  {step['id']}: {line}", style="bright_black")
         for name, repository in data["repositories"].items():
@@ -242,7 +245,7 @@ def _plan(data: Any, console: Console) -> None:
         console.print(f"\nat worst {worst} along {path}; the run has {limit}")
         if data["finally_ms"]:
             path = " → ".join(data["finally_path"])
-            console.print(f"{format_duration(data['finally_ms'])} of it are kept for finally: {path}")
+            console.print(f"{format_duration(data['finally_ms'])} of it are kept for finally, with a reserve: {path}")
         if (concurrency := data.get("concurrency")) is not None:
             group = one_line(concurrency["group"], 100)
             console.print(f"one run at a time in group {group} ({concurrency['on_conflict']})", markup=False)

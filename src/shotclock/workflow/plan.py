@@ -1,7 +1,7 @@
 """The plan of a workflow: the order of its steps, their limits after nesting, and the longest path.
 
-In the worst case every step uses all of its time and tries. Not counted: the grace of stopped steps, waits for a slot,
-and the number of items of a `for_each`.
+In the worst case every step uses all of its time and tries, and known items wait for slots. Not counted: the grace of
+stopped steps, the waits of several steps for slots, and items that are only known when the workflow runs.
 """
 
 from __future__ import annotations
@@ -342,6 +342,12 @@ def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
     return [name for name in named if name in workflow.steps and workflow.steps[name].for_each is True]
 
 
+def rounds_of(workflow: WorkflowFile, step: StepPart) -> int:
+    """Return how many times the items of a step fill the places, at least 1. Unknown items count as one."""
+    items = step.items
+    return max(1, -(-len(items) // workflow.max_parallelism)) if isinstance(items, list) else 1
+
+
 def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
     return step.matrix is not None or isinstance(step.for_each, str | list) or bool(items_come_from(workflow, step))
 
@@ -376,7 +382,8 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
         soft, wind_down = step_clock_ms(workflow, step, "soft"), step_clock_ms(workflow, step, "wind_down")
         policy = _readable_overtime(workflow, step)
         longest = own_ms and own_ms + (policy.budget_ms if policy is not None and policy.hard_extends else 0)
-        ends = None if starts is None or not longest else starts + attempts * longest + delays
+        rounds = rounds_of(workflow, step)
+        ends = None if starts is None or not longest else starts + rounds * (attempts * longest + delays)
         planned[step_id] = PlannedStep(
             step_id,
             step.type,
