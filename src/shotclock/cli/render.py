@@ -6,6 +6,7 @@ The texts of a proposal are foreign: none reaches the terminal as a control char
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -47,9 +48,14 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s|\n")
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
+OFF_TERMINAL_COLUMNS = 1000  # in a file or a pipe, no name is cut
+
+
 def draw(name: str, data: Any, *, to_stderr: bool = False) -> str:
     """Return the drawing of an answer for a terminal. `name` is the command's."""
     console = Console(highlight=False, markup=False, emoji=False, stderr=to_stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = OFF_TERMINAL_COLUMNS
     with console.capture() as captured:
         _draw(name, data, console)
     return captured.get()
@@ -381,7 +387,8 @@ def _run(data: Any, console: Console) -> None:
     names = min(28, max((len(one_line(step["id"], 28)) for step in steps), default=0))
     end_ms = max(data["duration_ms"], 1)
     has_p95 = any(step["p95_ms"] is not None for step in steps)
-    room = max(10, console.width - names - 26 - P95_WIDTH * has_p95)
+    columns = 80 if console.width == OFF_TERMINAL_COLUMNS else console.width
+    room = max(10, columns - names - 26 - P95_WIDTH * has_p95)
     for step in steps:
         _print(console, _row(step, names, room, end_ms, has_p95=has_p95))
         if step["why"]:

@@ -12,6 +12,7 @@ import pytest
 
 from shotclock.workflow.foreign.common import FileRefused, Unconvertible
 from shotclock.workflow.foreign.result import Imported
+from shotclock.workflow.foreign.taskfile_templates import machine, system
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import load_text
 from shotclock.workflow.yaml_reader import read_tree
@@ -115,6 +116,26 @@ def test_an_upload_is_a_step_that_keeps_files() -> None:
     assert steps["keep-artifacts"]["depends_on"] == ["keep-1"]
     steps = drafted("actions", "after-failure.yml")["steps"]
     assert [each["path"] for each in steps["first-Keep"]["artifacts"]] == ["audit", "*.xml"]
+
+
+def test_commands_of_a_taskfile_can_be_numbers_and_name_the_platform() -> None:
+    text = """
+version: "3"
+tasks:
+  default:
+    cmds:
+      - cmd: false
+      - echo {{OS}}/{{ARCH}}
+      - task: docker:up
+"""
+    made = converter("taskfile").convert(read_tree(text), "Taskfile.yml")
+    names = f"{system()}/{machine()}"
+    assert f"false\necho {names}" in made.document["steps"]["default"]["exec"]
+    assert f"OS and ARCH are those of the machine that imported the file: {names.replace('/', ', ')}" in [
+        note.message for note in made.notes
+    ]
+    (failing,) = [note for note in made.notes if note.is_failing]
+    assert (failing.line, failing.key) == (4, "tasks.default")
 
 
 # --- keys that are neither carried over nor noted -------------------------------------------------------
