@@ -85,6 +85,27 @@ def test_silence_is_answered_with_the_running_steps(tmp_path: Path) -> None:
         asyncio.run(wait())
 
 
+def test_a_step_that_is_skipped_at_once_is_never_said_to_run(tmp_path: Path) -> None:
+    with open(tmp_path / "err", "wb") as file:
+
+        async def write() -> None:
+            async with RunLines(Outlet(file.fileno()), shows_output=True) as lines:
+                for name in ("skipped", "printing", "short"):
+                    lines.note_change(running(name))
+                lines.note_change(StepState("skipped", "command", status=Status.SKIPPED))
+                lines.note_output("printing[1]", 1, b"1 text\n")
+                lines.note_change(StepState("short", "command", status=Status.SUCCEEDED, duration_ms=5))
+
+        asyncio.run(write())
+    assert (tmp_path / "err").read_text().splitlines() == [
+        "– skipped skipped",
+        "… printing running",
+        "printing[1] | text",
+        "… short running",
+        "✓ short succeeded 5ms",
+    ]
+
+
 def test_a_reader_that_does_not_read_loses_output_and_is_told_how_much() -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
