@@ -170,7 +170,8 @@ def _kept_ms(workflow: WorkflowFile, limit_ms: int) -> int:
 
 
 def run_exists(run_id: str) -> Failure:
-    return Failure("RUN_TAKEN", f"there is a run {run_id!r} already; --resume continues it")
+    hint = f"choose another id; if that run has not ended, `shotclock run --resume {run_id}` continues it"
+    return Failure("RUN_TAKEN", f"there is a run {run_id!r} already", suggestion=hint)
 
 
 async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:

@@ -137,7 +137,11 @@ def test_what_cannot_be_imported_says_what_to_do(shotclock: Command, tmp_path: P
     (tmp_path / "any.json").write_text('{"a": 1}')
     (tmp_path / "text.txt").write_text("hello\n")
     (tmp_path / "ci.yml").write_text("on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{run: echo a}]}}\n")
+    (tmp_path / "Makefile").write_text("build:\n\tgo build\n")
+    (tmp_path / ".gitlab-ci.yml").write_text("build: {script: [make]}\n")
     hints = {
+        ("Makefile",): ("WORKFLOW_INVALID", "not supported: name a file of Visor, GitHub Actions, Task, Dagu"),
+        (".gitlab-ci.yml",): ("WORKFLOW_INVALID", "other tools are not supported"),
         ("-",): ("ARG_ERROR", "write it to a file"),
         ("missing.yml",): ("FILE_NOT_FOUND", "check the spelling"),
         ("folder",): ("FILE_UNREADABLE", "name a file"),

@@ -69,7 +69,10 @@ def _read(path: Path) -> Tree:
     tree = read_tree(data[:SIZE_LIMIT].decode("utf-8-sig", "replace"))
     if tree.flaws:
         flaw = tree.flaws[0]
-        raise _refused(f"{path}:{flaw.place.line}:{flaw.place.column}: {flaw.message}", flaw.suggestion)
+        where = f"{path}:{flaw.place.line}:{flaw.place.column}"
+        if path.suffix not in (".yml", ".yaml", ".json"):
+            raise _refused(f"{where}: {flaw.message}", f"not supported: name a file of {_known_tools()}")
+        raise _refused(f"{where}: {flaw.message}", flaw.suggestion)
     if not isinstance(tree.value, dict):
         raise _refused(
             f"{path}: {'is empty' if tree.value is None else 'is no mapping'}", f"name a file of {_known_tools()}"
@@ -110,9 +113,8 @@ def _not_recognised(path: Path) -> Failure:
         loaded = None
     if loaded is not None and loaded.workflow is not None:
         return _refused(f"{path}: is a workflow of shotclock already", f"run it with `shotclock run {path}`")
-    return _refused(
-        f"{path}: is no file of a known tool ({_known_tools()})", f"name its kind: --kind {'|'.join(KINDS)}"
-    )
+    hint = f"other tools are not supported; if it is one of these, name its kind: --kind {'|'.join(KINDS)}"
+    return _refused(f"{path}: is not recognised as a file of {_known_tools()}", hint)
 
 
 def _known_tools() -> str:
