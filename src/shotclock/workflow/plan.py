@@ -138,6 +138,7 @@ class PlannedStep:
     longest_ms: int | None = None  # the longest try, with overtime
     is_finally: bool = False
     any_end: frozenset[str] = frozenset()  # the dependencies of which any end is enough
+    rounds: int | None = 1  # of the items; None if they are not known yet
 
     @property
     def worst_ms(self) -> int | None:
@@ -342,10 +343,11 @@ def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
     return [name for name in named if name in workflow.steps and workflow.steps[name].for_each is True]
 
 
-def rounds_of(workflow: WorkflowFile, step: StepPart) -> int:
-    """Return how many times the items of a step fill the places, at least 1. Unknown items count as one."""
-    items = step.items
-    return max(1, -(-len(items) // workflow.max_parallelism)) if isinstance(items, list) else 1
+def rounds_of(workflow: WorkflowFile, step: StepPart) -> int | None:
+    """Return how many times the items of a step fill the places, at least 1; None if they are not known yet."""
+    if isinstance(step.items, list):
+        return max(1, -(-len(step.items) // workflow.max_parallelism))
+    return None if is_per_item(workflow, step) else 1
 
 
 def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
@@ -383,7 +385,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
         policy = _readable_overtime(workflow, step)
         longest = own_ms and own_ms + (policy.budget_ms if policy is not None and policy.hard_extends else 0)
         rounds = rounds_of(workflow, step)
-        ends = None if starts is None or not longest else starts + rounds * (attempts * longest + delays)
+        ends = None if starts is None or not longest else starts + (rounds or 1) * (attempts * longest + delays)
         planned[step_id] = PlannedStep(
             step_id,
             step.type,
@@ -403,6 +405,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
             longest,
             step_id in last_steps,
             ends_awaited(step),
+            rounds,
         )
     last = max(planned.values(), key=_by_end) if planned else None
     path = [] if last is None else [last.id]
