@@ -119,7 +119,7 @@ def test_off_a_terminal_no_name_of_a_table_is_cut(shotclock: Any, on_terminal: A
     flow.write_text(
         f"{{timeout: 20s, steps: {{{first}: {{exec: echo a}}, {second}: {{exec: echo a, depends_on: {first}}}}}}}"
     )
-    lines = shotclock("plan", flow, "--format", "text").stdout.decode().splitlines()
+    lines = shotclock("plan", flow, "--format", "text", env={"COLUMNS": None}).stdout.decode().splitlines()
     assert [line.split()[0] for line in lines[1:3]] == [first, second] and lines[2].split()[2] == first
     assert lines[3] == f"  {first}: the run leaves it 19.5s of its 1m"
 
