@@ -181,3 +181,19 @@ def test_a_failed_step_is_an_annotation_of_github_and_its_text_commands_nothing(
     _, first, second = (tmp_path / "err").read_text().splitlines()
     assert first.startswith("::error title=a%3Ab::✗ a:b failed 5ms: 100%25 wrong") and first.endswith("(try 2)")
     assert second.startswith("::warning title=may::✗ may failed")
+
+
+def test_the_last_lines_of_a_parked_run_are_the_commands_that_approve_and_continue_it(
+    shotclock: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "flow.yaml").write_text("{name: CI, steps: {ship: {exec: echo x, approval: true}}}")
+    words = ("--run-id", "r", "--timeout", "1m", "--budget", "10ms", "--format", "text")
+    ran = shotclock("run", tmp_path / "flow.yaml", *words, env={"SHOTCLOCK_HOME": str(tmp_path / "home")})
+    last = [re.sub(r"p-\w+|\d{4}-[\w:.-]+Z", "…", line) for line in ran.stderr.decode().splitlines()[-5:]]
+    assert ran.code == 14 and last[:4] == [
+        "◌ CI waits for a person:",
+        "  Run step ship: shotclock inbox approve …",
+        "  then, until …:",
+        "  shotclock run --resume r",
+    ]
+    assert "it can continue until" in last[4]
