@@ -85,6 +85,27 @@ def test_silence_is_answered_with_the_running_steps(tmp_path: Path) -> None:
         asyncio.run(wait())
 
 
+def test_a_step_that_is_skipped_at_once_is_never_said_to_run(tmp_path: Path) -> None:
+    with open(tmp_path / "err", "wb") as file:
+
+        async def write() -> None:
+            async with RunLines(Outlet(file.fileno()), shows_output=True) as lines:
+                for name in ("skipped", "printing", "short"):
+                    lines.note_change(running(name))
+                lines.note_change(StepState("skipped", "command", status=Status.SKIPPED))
+                lines.note_output("printing[1]", 1, b"1 text\n")
+                lines.note_change(StepState("short", "command", status=Status.SUCCEEDED, duration_ms=5))
+
+        asyncio.run(write())
+    assert (tmp_path / "err").read_text().splitlines() == [
+        "– skipped skipped",
+        "… printing running",
+        "printing[1] | text",
+        "… short running",
+        "✓ short succeeded 5ms",
+    ]
+
+
 def test_a_reader_that_does_not_read_loses_output_and_is_told_how_much() -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
@@ -160,3 +181,19 @@ def test_a_failed_step_is_an_annotation_of_github_and_its_text_commands_nothing(
     _, first, second = (tmp_path / "err").read_text().splitlines()
     assert first.startswith("::error title=a%3Ab::✗ a:b failed 5ms: 100%25 wrong") and first.endswith("(try 2)")
     assert second.startswith("::warning title=may::✗ may failed")
+
+
+def test_the_last_lines_of_a_parked_run_are_the_commands_that_approve_and_continue_it(
+    shotclock: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "flow.yaml").write_text("{name: CI, steps: {ship: {exec: echo x, approval: true}}}")
+    words = ("--run-id", "r", "--timeout", "1m", "--budget", "10ms", "--format", "text")
+    ran = shotclock("run", tmp_path / "flow.yaml", *words, env={"SHOTCLOCK_HOME": str(tmp_path / "home")})
+    last = [re.sub(r"p-\w+|\d{4}-[\w:.-]+Z", "…", line) for line in ran.stderr.decode().splitlines()[-5:]]
+    assert ran.code == 14 and last[:4] == [
+        "◌ CI waits for a person:",
+        "  Run step ship: shotclock inbox approve …",
+        "  then, until …:",
+        "  shotclock run --resume r",
+    ]
+    assert "it can continue until" in last[4]

@@ -113,6 +113,17 @@ def test_every_refusal_is_in_the_format_that_was_asked_for(
 
 
 @pytest.mark.slow
+def test_off_a_terminal_no_name_of_a_table_is_cut(shotclock: Any, on_terminal: Any, tmp_path: Path) -> None:
+    first, second = (f"test-ubuntu-latest-python-3.{number}-with-postgres" for number in (11, 12))
+    flow = tmp_path / "flow.yaml"
+    flow.write_text(
+        f"{{timeout: 20s, steps: {{{first}: {{exec: echo a}}, {second}: {{exec: echo a, depends_on: {first}}}}}}}"
+    )
+    lines = shotclock("plan", flow, "--format", "text", env={"COLUMNS": None}).stdout.decode().splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == [first, second] and lines[2].split()[2] == first
+    assert lines[3] == f"  {first}: the run leaves it 19.5s of its 1m"
+
+
 def test_help_is_as_wide_as_a_narrow_terminal_and_a_hundred_columns_elsewhere(on_terminal: Any, shotclock: Any) -> None:
     for line in ("--help", "run --help", "exec --help", "wrap --help", "timeout --help"):
         words = line.split()

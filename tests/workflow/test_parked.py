@@ -187,8 +187,10 @@ steps:
 
 
 def test_a_parked_run_is_parked_in_its_answer_in_the_store_and_in_its_report(runs: Runs) -> None:
-    parked = runs(runs.flow(QUESTION), "--run-id", "r", code=14)
+    parked = runs(runs.flow(QUESTION), "--run-id", "r", "--timeout", "1m", code=14)
     assert parked["data"]["status"] == "parked"
+    assert "shotclock inbox approve ID" in parked["error"]["suggestion"]
+    assert parked["data"]["continue_until"] in parked["error"]["message"]
     with Store.open(runs.folder / "home") as store:
         run = store.runs.get("r")
         assert run is not None and run.parked_at is not None

@@ -128,6 +128,16 @@ def test_the_longest_way_is_the_one_that_takes_longest_not_the_one_with_most_ste
     assert (plan.step("end").starts_ms, plan.step("end").ends_ms) == (11_000, 13_000)
 
 
+def test_known_items_count_in_rounds_of_the_places() -> None:
+    steps = {
+        "m": {"timeout": 2, "matrix": {"n": list(range(12))}},
+        "each": {"timeout": 2, "for_each": list(range(17)), "depends_on": "m"},
+        "computed": {"timeout": 2, "for_each": "{{ outputs.m }}", "depends_on": "each"},
+    }
+    plan = plan_of(workflow(steps))
+    assert [step.ends_ms for step in plan.steps] == [4_000, 10_000, 12_000]
+
+
 def test_a_step_without_a_limit_has_no_end_nor_has_what_waits_for_it() -> None:
     plan = plan_of(workflow({"a": {"timeout": 0}, "b": {"depends_on": "a"}, "c": {"timeout": 500}}))
     assert plan.worst_ms is None

@@ -196,12 +196,14 @@ def test_a_page_shows_what_the_run_answers_with() -> None:
 
 def test_a_budget_is_all_tries_inside_what_the_run_had_left() -> None:
     retry = {"on_fail": {"retry": {"max": 2, "backoff": {"mode": "fixed", "delay_ms": 100}}}}
-    states = [step("a"), step("b", at=9000), step("c")]
-    written = {"a": {"timeout": 1, **retry}, "b": {"timeout": 60}, "c": {"timeout": 1, "for_each": [1, 2]}}
+    states = [step("a"), step("b", at=9000), step("c"), step("d")]
+    written = {"a": {"timeout": 1, **retry}, "b": {"timeout": 60}, "c": {"timeout": 1, "for_each": list(range(9))}}
+    written["d"] = {"timeout": 1, "for_each": "{{ inputs.some }}"}
     said = by_id(report(states, written, budget=10_000))
     assert said["a"].budget_ms == 3200
     assert said["b"].budget_ms == 1000
-    assert said["c"].budget_ms == 10_000  # each of its items has a second; how many there are, nobody knew
+    assert said["c"].budget_ms == 2_000  # eight items at a time
+    assert said["d"].budget_ms == 10_000  # each item has a second, and their number was not known
 
 
 def test_the_budget_of_the_run_is_what_it_had() -> None:

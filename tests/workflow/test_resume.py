@@ -306,6 +306,7 @@ def test_nobody_takes_up_a_run_that_somebody_else_has(tmp_path: Path) -> None:
         for words in (["--resume", "r"], [str(flow), "--run-id", "r"]):
             refused = finished(home, *words)
             assert refused["error"]["code"] == "RUN_TAKEN" and refused["meta"]["exit_code"] == 6
+        assert refused["error"]["suggestion"].startswith("choose another id; if that run has not ended")
     finally:
         process.terminate()
         process.wait(GONE_LIMIT_S)

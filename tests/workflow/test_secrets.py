@@ -183,6 +183,16 @@ def test_check_points_at_variables_that_are_not_set_here(shotclock: Callable[...
     ]
 
 
+def test_a_variable_that_a_template_names_is_not_set(shotclock: Callable[..., Any], run: Run, tmp_path: Path) -> None:
+    text = "{env: {OWN: a}, steps: {a: {exec: 'echo {{ env.OWN }} {{ env.NOT_SET }}', if: 'env.MAYBE is not defined'}}}"
+    (tmp_path / "flow.yaml").write_text(text)
+    (found,) = shotclock("check", tmp_path / "flow.yaml").json()["data"]["findings"]
+    assert (found["rule"], found["severity"], found["field"]) == ("env/unset", "warning", "steps.a.exec")
+    assert "the variable NOT_SET is not set; set it" in found["message"]
+    error = step(run(text), "a")["error"]
+    assert error["code"] == "TEMPLATE_FAILED" and "the variable NOT_SET is not set; set it" in error["message"]
+
+
 def test_a_known_secret_is_not_kept_wherever_it_stands_in_the_file() -> None:
     secret = "token-value-1"
     written = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
@@ -27,8 +27,15 @@ def _run_import(
 
 
 def _import(file: str, kind: str | None, output: str | None, force: bool, as_json: bool) -> Outcome:
+    if output is not None and os.path.exists(output) and os.path.exists(file) and os.path.samefile(file, output):
+        raise Failure("ARG_ERROR", "--output is the file that is read", suggestion="name another file with --output")
     made = import_file(file, kind)
-    data: dict[str, object] = {"kind": made.kind, "file": file, "notes": made.to_answer()}
+    data: dict[str, object] = {
+        "kind": made.kind,
+        "file": file,
+        "notes": made.to_answer(),
+        "failing": list(made.failing),
+    }
     if output is None:
         data["workflow"] = made.text
         return Outcome(Ending.FINISHED, data=data, value=None if as_json else made.text)  # a text is printed as it is
@@ -47,7 +54,7 @@ def _print_notes(outcome: Outcome, as_json: bool) -> None:
     notes: Any = outcome.data["notes"]
     file = one_line(str(outcome.data["file"]), 200)
     for note in notes:
-        what = "left out" if note["lost"] else "different here"
+        what = "fails" if note["fails"] else "left out" if note["lost"] else "different here"
         text = f"{note['key']}: {note['message']}" if note["key"] else note["message"]
         say_line(f"{file}:{note['line']}: {what}: {one_line(text, 400)}")
 
@@ -57,6 +64,8 @@ def _show(envelope: Envelope) -> None:
         notes: Any = envelope.data["notes"]
         count = len(notes)
         noted = "without notes" if not count else f"with {count} note{'s' * (count > 1)}"
+        failing = len(cast("list[str]", envelope.data["failing"]))
+        noted += f"; {failing} step{'s' * (failing > 1)} will fail" if failing else ""
         write_quietly(sys.stdout, f"{envelope.data['output']}: written, {noted}\n")
 
 

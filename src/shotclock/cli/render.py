@@ -6,6 +6,7 @@ The texts of a proposal are foreign: none reaches the terminal as a control char
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from datetime import datetime
@@ -47,9 +48,14 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s|\n")
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "bold red")}
 
 
+OFF_TERMINAL_COLUMNS = 1000  # in a file or a pipe, no name is cut
+
+
 def draw(name: str, data: Any, *, to_stderr: bool = False) -> str:
     """Return the drawing of an answer for a terminal. `name` is the command's."""
     console = Console(highlight=False, markup=False, emoji=False, stderr=to_stderr)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = OFF_TERMINAL_COLUMNS
     with console.capture() as captured:
         _draw(name, data, console)
     return captured.get()
@@ -237,6 +243,9 @@ def _plan(data: Any, console: Console) -> None:
             table.add_row(*names, timeout, tries, *times, style="bold" if step["id"] in data["critical_path"] else None)
         console.print(table)
         for step in data["steps"]:
+            if step["timeout_ms"] and step["effective_timeout_ms"] < step["timeout_ms"]:
+                has, left = format_duration(step["timeout_ms"]), format_duration(step["effective_timeout_ms"])
+                console.print(f"  {step['id']}: the run leaves it {left} of its {has}", style="bright_black")
             for line in _describe_early_clocks(step):
                 console.print(f"  {step['id']}: {line}", style="bright_black")
         for name, repository in data["repositories"].items():
@@ -246,7 +255,7 @@ def _plan(data: Any, console: Console) -> None:
         console.print(f"\nat worst {worst} along {path}; the run has {limit}")
         if data["finally_ms"]:
             path = " → ".join(data["finally_path"])
-            console.print(f"{format_duration(data['finally_ms'])} of it are kept for finally: {path}")
+            console.print(f"{format_duration(data['finally_ms'])} of it are kept for finally, with a reserve: {path}")
         if (concurrency := data.get("concurrency")) is not None:
             group = one_line(concurrency["group"], 100)
             console.print(f"one run at a time in group {group} ({concurrency['on_conflict']})", markup=False)
@@ -382,7 +391,8 @@ def _run(data: Any, console: Console) -> None:
     names = min(28, max((len(one_line(step["id"], 28)) for step in steps), default=0))
     end_ms = max(data["duration_ms"], 1)
     has_p95 = any(step["p95_ms"] is not None for step in steps)
-    room = max(10, console.width - names - 26 - P95_WIDTH * has_p95)
+    columns = 80 if console.width == OFF_TERMINAL_COLUMNS else console.width
+    room = max(10, columns - names - 26 - P95_WIDTH * has_p95)
     for step in steps:
         _print(console, _row(step, names, room, end_ms, has_p95=has_p95))
         if step["why"]:
@@ -454,7 +464,7 @@ DECISION_COLOURS = {
 
 
 RUN_STATES = {
-    "not_started": "not run yet: the agent has to call again",
+    "not_started": "not run yet: make the call again, or resume the run",
     "running": "running",
     "succeeded": "succeeded",
     "failed": "failed",

@@ -409,7 +409,12 @@ def _deliver(envelope: Envelope, options: RunOptions, as_json: bool) -> int:
 def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions) -> str:
     if "continue_command" in data:
         name, waiting = one_line(data.get("name", data["run_id"]), 40), data.get("waiting", ())
-        asks = "".join(f"\n  {waits['proposal_id']}  {one_line(waits['title'], 80)}" for waits in waiting)
+        where = "" if options.on is None else f" {options.on.on_command_line}"
+        asks = "".join(
+            f"\n  {one_line(waits['title'], 80)}: shotclock inbox approve {waits['proposal_id']}{where}"
+            for waits in waiting
+        )
+        asks += f"\n  then, until {data['continue_until']}:" if "continue_until" in data else "\n  then:"
         state = "keeps running" if envelope.ending == Ending.DETACHED else "has ended without an answer"
         return f"◌ {name} {f'waits for a person:{asks}' if waiting else state}\n  {data['continue_command']}"
     bad = Counter(WORDS[Status(data["steps"][name]["status"])] for name in data["failed"])

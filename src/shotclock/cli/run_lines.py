@@ -67,6 +67,7 @@ class RunLines:
         self._writer = LabelledLines()
         self._groups: dict[str, _Group] = {}
         self._running: dict[str, int] = {}
+        self._unannounced: dict[str, tuple[int, str]] = {}  # a step whose `if` is false is never announced as running
         self._tries: dict[str, int] = {}
         self._began_ns = self._written_ns = monotonic_ns()
         self._left_out = 0
@@ -77,7 +78,7 @@ class RunLines:
         return cls(None, shows_output=False)
 
     async def __aenter__(self) -> RunLines:
-        if self._shows_output:
+        if self._outlet is not None:
             self._watching = asyncio.get_running_loop().create_task(self._watch())
         return self
 
@@ -86,6 +87,7 @@ class RunLines:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
+        self._announce()
         for step in list(self._groups):
             self._write_group(step, "not ended")
         if self._outlet is not None:
@@ -94,9 +96,13 @@ class RunLines:
     def note_change(self, state: StepState) -> None:
         if state.status is Status.RUNNING:
             self._running.setdefault(state.id, monotonic_ns())
-        else:
-            self._running.pop(state.id, None)
-            self._write_group(state.id, state.status.value)
+            self._unannounced[state.id] = monotonic_ns(), _describe(state)
+            return
+        if state.status is Status.SKIPPED:
+            self._unannounced.pop(state.id, None)
+        self._announce(state.id)
+        self._running.pop(state.id, None)
+        self._write_group(state.id, state.status.value)
         line = _describe(state)
         if (tries := self._tries.pop(state.id, 1)) > 1 and state.status.is_final:
             line += f" (try {tries})"
@@ -108,8 +114,15 @@ class RunLines:
     def note_news(self, step: str, news: dict[str, Any]) -> None:
         self._write_line(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
 
+    def _announce(self, step: str | None = None) -> None:
+        """Write that a step runs, or all of them, once."""
+        for name in [*self._unannounced] if step is None else [step]:
+            if name in self._unannounced:
+                self._write_line(self._unannounced.pop(name)[1])
+
     def note_output(self, step: str, number: int, records: bytes) -> None:
         """Show new output; without records, a try begins."""
+        self._announce(step.partition("[")[0].partition(" tool ")[0])
         if not self._shows_output:
             return
         if not records:
@@ -139,8 +152,11 @@ class RunLines:
         """Say which steps run where nothing is written for long, and write on for a reader that was behind."""
         while True:
             await asyncio.sleep(LOOK_S)
+            for name, (at_ns, _) in [*self._unannounced.items()]:
+                if monotonic_ns() - at_ns >= LOOK_S * 1e9:
+                    self._announce(name)
             silent_s = (monotonic_ns() - self._written_ns) / 1e9
-            if self._running and silent_s >= self._heartbeat_s:
+            if self._shows_output and self._running and silent_s >= self._heartbeat_s:
                 self._write_line(self._describe_running())
             elif self._outlet is not None and self._outlet.held:
                 self._put("")

@@ -27,3 +27,7 @@ def fill_in(text: str, environment: Mapping[str, str]) -> str:
 
 def unset_message(name: str) -> str:
     return f"the variable {name} is not set; set it, or write ${{{name}:-}} if it may be missing"
+
+
+def unset_name_message(name: str) -> str:
+    return f"the variable {name} is not set; set it, or write `env.{name} | default('')` if it may be missing"

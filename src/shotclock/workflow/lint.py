@@ -56,7 +56,7 @@ from .schema import (
     is_template,
 )
 from .shell_quoting import Unsafe, find_refusals, find_unheard, find_variable_refusal, with_references
-from .template_check import check_templates
+from .template_check import check_templates, find_unset_names
 from .templates import with_marks
 
 HOUR_S, DAY_S = 3_600, 86_400
@@ -106,7 +106,7 @@ def find_unset(loaded: Loaded, environment: Mapping[str, str]) -> list[Finding]:
         return []
     return [
         Finding("env/unset", message, path, loaded.source.place_of(path), is_error=False)
-        for find in (find_unset_variables, find_unset_notify)
+        for find in (find_unset_variables, find_unset_notify, find_unset_names)
         for path, message in find(loaded.readable, environment)
     ][:FINDINGS_LIMIT]
 

@@ -1,7 +1,7 @@
 """The plan of a workflow: the order of its steps, their limits after nesting, and the longest path.
 
-In the worst case every step uses all of its time and tries. Not counted: the grace of stopped steps, waits for a slot,
-and the number of items of a `for_each`.
+In the worst case every step uses all of its time and tries, and known items wait for slots. Not counted: the grace of
+stopped steps, the waits of several steps for slots, and items that are only known when the workflow runs.
 """
 
 from __future__ import annotations
@@ -138,6 +138,7 @@ class PlannedStep:
     longest_ms: int | None = None  # the longest try, with overtime
     is_finally: bool = False
     any_end: frozenset[str] = frozenset()  # the dependencies of which any end is enough
+    rounds: int | None = 1  # of the items; None if they are not known yet
 
     @property
     def worst_ms(self) -> int | None:
@@ -342,6 +343,13 @@ def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
     return [name for name in named if name in workflow.steps and workflow.steps[name].for_each is True]
 
 
+def rounds_of(workflow: WorkflowFile, step: StepPart) -> int | None:
+    """Return how many times the items of a step fill the places, at least 1; None if they are not known yet."""
+    if isinstance(step.items, list):
+        return max(1, -(-len(step.items) // workflow.max_parallelism))
+    return None if is_per_item(workflow, step) else 1
+
+
 def is_per_item(workflow: WorkflowFile, step: StepPart) -> bool:
     return step.matrix is not None or isinstance(step.for_each, str | list) or bool(items_come_from(workflow, step))
 
@@ -376,7 +384,8 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
         soft, wind_down = step_clock_ms(workflow, step, "soft"), step_clock_ms(workflow, step, "wind_down")
         policy = _readable_overtime(workflow, step)
         longest = own_ms and own_ms + (policy.budget_ms if policy is not None and policy.hard_extends else 0)
-        ends = None if starts is None or not longest else starts + attempts * longest + delays
+        rounds = rounds_of(workflow, step)
+        ends = None if starts is None or not longest else starts + (rounds or 1) * (attempts * longest + delays)
         planned[step_id] = PlannedStep(
             step_id,
             step.type,
@@ -396,6 +405,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
             longest,
             step_id in last_steps,
             ends_awaited(step),
+            rounds,
         )
     last = max(planned.values(), key=_by_end) if planned else None
     path = [] if last is None else [last.id]

@@ -246,7 +246,9 @@ def _ids_of(run: StoredRun) -> list[str]:
 def _worst_ms(step: ReportedStep, planned: PlannedStep | None) -> int | None:
     if planned is None:
         return step.timeout_ms
-    worst_ms = planned.worst_ms if not planned.is_per_item else None
+    if planned.is_per_item:
+        return planned.worst_ms and planned.rounds and planned.worst_ms * planned.rounds
+    worst_ms = planned.worst_ms
     if step.overtime and worst_ms and step.timeout_ms and planned.longest_ms:  # it was extended
         worst_ms += max(0, step.timeout_ms - planned.longest_ms)
     return worst_ms

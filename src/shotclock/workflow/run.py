@@ -170,7 +170,8 @@ def _kept_ms(workflow: WorkflowFile, limit_ms: int) -> int:
 
 
 def run_exists(run_id: str) -> Failure:
-    return Failure("RUN_TAKEN", f"there is a run {run_id!r} already; --resume continues it")
+    hint = f"choose another id; if that run has not ended, `shotclock run --resume {run_id}` continues it"
+    return Failure("RUN_TAKEN", f"there is a run {run_id!r} already", suggestion=hint)
 
 
 async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
@@ -491,7 +492,9 @@ class _Run:
             for each in person_wait.parked_on.values()
         ]
         waiting = context.redaction.value(proposals)
-        outcome = park_outcome(run_id, self.request.name, states, waiting, person_wait.budget_ms or 0)
+        bell, now = self.call.bound.bell, wall_time()
+        until = None if bell is None else now + bell.remaining_ms(monotonic_ns())
+        outcome = park_outcome(run_id, self.request.name, states, waiting, person_wait.budget_ms or 0, until=until)
         envelope = answer(self.call, outcome)
         try:
             await asyncio.to_thread(self.store.runs.park, run_id, this_process(), wall_time())

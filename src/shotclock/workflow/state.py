@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import ClockKind, Fired, format_duration
+from ..core.clocks import ClockKind, Fired, WallTime, format_duration
 from ..core.envelope import Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.references import REFERENCE
@@ -448,7 +448,9 @@ def park_outcome(
     waiting: Sequence[Mapping[str, Any]],
     budget_ms: int,
     where: str = "",
+    until: WallTime | None = None,
 ) -> Outcome:
+    """Return the outcome of a run that waits for people. `until` is its deadline, after which it cannot continue."""
     data: dict[str, object] = {
         **describe_steps(run_id, name, states),
         "waiting": waiting,
@@ -458,9 +460,15 @@ def park_outcome(
         "progress": count_steps([state.status for state in states.values()]),
         **commands_for(run_id, where),
     }
+    if until is not None:
+        data["continue_until"] = until.iso()
     ids = ", ".join(str(each["proposal_id"]) for each in waiting)
-    message = f"run {run_id} waits for a person ({ids}); continue it with data.continue_command"
-    problem = Problem("INCOMPLETE", message, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms))
+    message = f"run {run_id} waits for a person ({ids})" + (f"; it can continue until {until}" if until else "")
+    verbs = " or ".join(f"`{f'shotclock inbox {verb} ID {where}'.rstrip()}`" for verb in ("approve", "reject"))
+    hint = f"decide with {verbs}, then run data.continue_command"
+    problem = Problem(
+        "INCOMPLETE", message, suggestion=hint, fired=Fired(ClockKind.BUDGET, "caller", budget_ms, budget_ms)
+    )
     return Outcome(Ending.DETACHED, problem, data, side_effects=effects_of(states.values()))
 
 

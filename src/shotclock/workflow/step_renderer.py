@@ -13,7 +13,7 @@ from ..core.clocks import Clocks, Fired
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.json_values import as_text, is_true
-from ..core.references import UnsetVariable, unset_message
+from ..core.references import UnsetVariable, unset_message, unset_name_message
 from ..core.visible_text import looks_secret
 from ..providers.ai import AI, AiStep, read_prompt
 from ..providers.command import CommandStep, ToolStep, shell_argv
@@ -294,6 +294,8 @@ def _template_failed(
     for name in re.findall(r"\benv\.(\w+)", template):
         if name not in scope["env"] and looks_secret(name):
             message += f"; it looks secret: a step asks for it with `env: {{{name}: ${{{name}}}}}`"
+        elif name not in scope["env"]:
+            message += f"; {unset_name_message(name)}"
     for kind, name in mentions(template):
         if name not in scope["steps"]:
             message += f"; there is no step {name!r}"

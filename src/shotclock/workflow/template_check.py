@@ -11,6 +11,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..core.references import unset_name_message
 from ..core.value_types import field, replace, value
 from ..providers.matrix import combine
 from ..providers.provider import STEP_TYPES, StepPart
@@ -318,6 +319,19 @@ def check_templates(workflow: WorkflowFile, *, prompts: Mapping[str, str] = Mapp
                 message = f"`{kind}.{name}` {what}: nothing makes it wait for {name}"
                 hint = f"add {name} to its `depends_on`"
                 yield Finding("template/not-waited-for", message, path, suggestion=hint, is_error=False)
+
+
+def find_unset_names(workflow: WorkflowFile, environment: Mapping[str, str]) -> Iterator[tuple[Path_, str]]:
+    """Yield the path and a message for each plain `env.NAME` of a variable that is not set."""
+    steps = workflow.steps.values()
+    if workflow.env_file or any(step.env_file for step in steps):
+        return
+    envs = [workflow.env, workflow.defaults.env, *(step.env for step in steps)]
+    known = {name for env in (*envs, *(tool.env for tool in workflow.tools.values())) for name in env}
+    for path, text, _, is_condition in _find_templates(workflow, {}):
+        for head, *parts in names_in(text) if is_simple(text) and not is_condition else ():
+            if head == "env" and parts and parts[0] not in environment and parts[0] not in known:
+                yield path, unset_name_message(parts[0])
 
 
 def _check_group(workflow: WorkflowFile) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shotclock.core.envelope import Envelope
+from shotclock.core.errors import Failure
 from shotclock.workflow.foreign.importing import import_file
 from shotclock.workflow.foreign.writer import find_errors
 from tests.conftest import Ran
@@ -83,6 +84,12 @@ def test_an_imported_file_does_what_the_other_tool_did(kind: str, number: int, r
         assert (lines if is_ordered else sorted(lines)) == (case["audit"] if is_ordered else sorted(case["audit"]))
 
 
+def test_a_variable_that_has_to_be_set_is_asked_for_before_anything_runs(run: Run) -> None:
+    text = import_file(str(HERE / "actions" / "variables.yml"), "actions").text
+    with pytest.raises(Failure, match="the variable GITHUB_REF is not set"):
+        run(text, environment={"PATH": os.environ["PATH"], "SHOP": "a"})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "inputs", "lines"),
@@ -130,7 +137,11 @@ def test_what_cannot_be_imported_says_what_to_do(shotclock: Command, tmp_path: P
     (tmp_path / "any.json").write_text('{"a": 1}')
     (tmp_path / "text.txt").write_text("hello\n")
     (tmp_path / "ci.yml").write_text("on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{run: echo a}]}}\n")
+    (tmp_path / "Makefile").write_text("build:\n\tgo build\n")
+    (tmp_path / ".gitlab-ci.yml").write_text("build: {script: [make]}\n")
     hints = {
+        ("Makefile",): ("WORKFLOW_INVALID", "not supported: name a file of Visor, GitHub Actions, Task, Dagu"),
+        (".gitlab-ci.yml",): ("WORKFLOW_INVALID", "other tools are not supported"),
         ("-",): ("ARG_ERROR", "write it to a file"),
         ("missing.yml",): ("FILE_NOT_FOUND", "check the spelling"),
         ("folder",): ("FILE_UNREADABLE", "name a file"),
@@ -143,6 +154,31 @@ def test_what_cannot_be_imported_says_what_to_do(shotclock: Command, tmp_path: P
         answer = shotclock("import", *words, "--json", cwd=tmp_path).json()
         assert answer["error"]["code"] == code, words
         assert hint in answer["error"]["suggestion"], words
+
+
+def test_the_file_that_is_read_is_never_overwritten(shotclock: Command, tmp_path: Path) -> None:
+    text = "on: push\njobs: {a: {runs-on: ubuntu-latest, steps: [{run: echo a}]}}\n"
+    (tmp_path / "ci.yml").write_text(text)
+    (tmp_path / "link.yml").symlink_to("ci.yml")
+    for output in ("ci.yml", "./ci.yml", "link.yml"):
+        answer = shotclock("import", "ci.yml", "--output", output, "--force", "--json", cwd=tmp_path).json()
+        assert (answer["error"]["code"], answer["error"]["message"]) == (
+            "ARG_ERROR",
+            "--output is the file that is read",
+        )
+    assert (tmp_path / "ci.yml").read_text() == text
+
+
+def test_the_steps_that_fail_are_named_first_and_counted(shotclock: Command, tmp_path: Path) -> None:
+    name = str(HERE / "actions" / "windows.yml")
+    ran = shotclock("import", name, "--output", "flow.yaml", "--format", "text", cwd=tmp_path)
+    assert ran.stdout.decode().endswith("flow.yaml: written, with 4 notes; 2 steps will fail\n")
+    kinds = [line.split(": ")[1] for line in ran.stderr.decode().splitlines()]
+    assert kinds == ["fails", "fails", "left out", "different here"]
+    assert (tmp_path / "flow.yaml").read_text().splitlines()[2] == "# Fails instead:"
+    data = shotclock("import", name, "--json", cwd=tmp_path).json()["data"]
+    assert data["failing"] == ["build", "posh-1"]
+    assert [note["fails"] for note in data["notes"]] == [True, True, False, False]
 
 
 def test_a_file_of_json_is_imported(shotclock: Command, tmp_path: Path) -> None:

@@ -3,13 +3,16 @@
 import importlib
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from shotclock.workflow.foreign.common import FileRefused, Unconvertible
 from shotclock.workflow.foreign.result import Imported
+from shotclock.workflow.foreign.taskfile_templates import machine, system
 from shotclock.workflow.lint import lint
 from shotclock.workflow.loader import load_text
 from shotclock.workflow.yaml_reader import read_tree
@@ -113,6 +116,70 @@ def test_an_upload_is_a_step_that_keeps_files() -> None:
     assert steps["keep-artifacts"]["depends_on"] == ["keep-1"]
     steps = drafted("actions", "after-failure.yml")["steps"]
     assert [each["path"] for each in steps["first-Keep"]["artifacts"]] == ["audit", "*.xml"]
+
+
+def test_commands_of_a_taskfile_can_be_numbers_and_name_the_platform() -> None:
+    text = """
+version: "3"
+tasks:
+  default:
+    cmds:
+      - cmd: false
+      - echo {{OS}}/{{ARCH}}
+      - task: docker:up
+"""
+    made = converter("taskfile").convert(read_tree(text), "Taskfile.yml")
+    names = f"{system()}/{machine()}"
+    assert f"false\necho {names}" in made.document["steps"]["default"]["exec"]
+    assert f"OS and ARCH are those of the machine that imported the file: {names.replace('/', ', ')}" in [
+        note.message for note in made.notes
+    ]
+    (failing,) = [note for note in made.notes if note.is_failing]
+    assert (failing.line, failing.key) == (4, "tasks.default")
+
+
+# --- keys that are neither carried over nor noted -------------------------------------------------------
+
+
+def places_in(part: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of each key."""
+    for key, inside in part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ():
+        if isinstance(part, dict):
+            yield (*path, key)
+        yield from places_in(inside, (*path, key))
+
+
+def outcome_without(kind: str, text: str, path: tuple[str | int, ...]) -> tuple[Any, list[tuple[str, str]]]:
+    """Return the workflow of a file without a key, before it is checked, and the notes."""
+    document = json.loads(text)
+    holder = document
+    for part in path[:-1]:
+        holder = holder[part]
+    if path:
+        del holder[path[-1]]
+    try:
+        draft = converter(kind).draft_of(read_tree(json.dumps(document)), "file")
+    except (FileRefused, Unconvertible) as refused:
+        return str(refused), []
+    return json.dumps(draft.document()), sorted((note.key, note.message) for note in draft.notes.written)
+
+
+# What these say holds in any case: nothing is printed before a command, and an answer of HTTP has only its body.
+WITHOUT_EFFECT = {"taskfile": ["silent"], "dagu": ["steps.2.with.silent", "steps.2.with.json"]}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in CASES[kind] if "all-" in name])
+def test_each_key_is_carried_over_or_noted(kind: str, name: str) -> None:
+    text = json.dumps(read_tree((HERE / kind / name).read_text()).value)
+    whole = outcome_without(kind, text, ())
+    noted = [key for key, _ in whole[1]]
+    vanished = [
+        ".".join(map(str, path))
+        for path in places_in(json.loads(text))
+        if path != ("version",) and outcome_without(kind, text, path) == whole
+    ]
+    vanished = [key for key in vanished if not any(f"{key}.".startswith(f"{each}.") for each in noted)]
+    assert vanished == WITHOUT_EFFECT.get(kind, [])
 
 
 # --- any file -------------------------------------------------------------------------------------------

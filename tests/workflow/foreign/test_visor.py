@@ -52,7 +52,7 @@ def test_the_notes_are_in_the_answer_and_on_stderr(tmp_path: Path) -> None:
     file = str(FOLDER / "github-ops.yaml")
     plain = run("import", file, cwd=tmp_path)
     assert plain.stdout.startswith("# Imported from github-ops.yaml (visor) by shotclock import.\n")
-    assert f"{file}:3: left out: steps.label.type" in plain.stderr
+    assert f"{file}:3: fails: steps.label.type" in plain.stderr
     answer = json.loads(run("import", file, "--json", cwd=tmp_path).stdout)["data"]
     assert {"line": 3, "key": "steps.label.type"} == {key: answer["notes"][0][key] for key in ("line", "key")}
     assert answer["workflow"] == plain.stdout

@@ -10,7 +10,7 @@ from typing import Any
 from ...providers.matrix import combine
 from ..yaml_reader import Tree, quote
 from . import actions_expressions as expressions
-from .actions_expressions import Converter, parse, static
+from .actions_expressions import Term, parse, static
 from .actions_names import ActionsJob, ActionsStep, ForeignFile, JobPlace, sole_expression
 from .common import (
     STEPS_LIMIT,
@@ -34,17 +34,36 @@ from .result import Imported
 KIND = "actions"
 JOB_MINUTES = 360  # of a job that has no timeout
 COMBINATIONS_LIMIT = 50
+_OTHER_SYSTEMS = {"windows": "Windows", "macos": "macOS"}
 
-_TOP_KEYS = {"name", "on", "env", "jobs", "defaults", "concurrency", "permissions", "run-name"}
-_JOB_KEYS = {"name", "needs", "if", "runs-on", "steps", "env", "defaults", "strategy", "timeout-minutes"}
-_JOB_KEYS |= {"outputs", "permissions", "environment", "container", "uses", "continue-on-error"}
+_TOP_KEYS = {"name", "on", "env", "jobs", "defaults", "concurrency"}
+_PERMISSIONS = "the steps have the permissions of the user who starts the run"
+_TOP_LOST = {"permissions": _PERMISSIONS, "run-name": "a run has no title"}
+_JOB_KEYS = {"needs", "if", "runs-on", "steps", "env", "defaults", "strategy", "timeout-minutes"}
+_JOB_KEYS |= {"outputs", "environment", "container", "uses", "continue-on-error"}
 _JOB_LOST = {
+    "name": "its steps are named after the key of the job",
+    "permissions": _PERMISSIONS,
     "services": "its services are not started; start them before the run",
     "concurrency": "only a whole run can have a group here",
     "secrets": "secrets of a reusable workflow are not handed on",
     "with": "inputs of a reusable workflow are not handed on",
 }
 _STEP_KEYS = {"id", "name", "if", "run", "shell", "working-directory", "env", "timeout-minutes", "continue-on-error"}
+# The keys inside of others that are carried over.
+_INSIDE: dict[tuple[str, ...], set[str]] = {
+    ("defaults",): {"run"},
+    ("defaults", "run"): {"shell", "working-directory"},
+    ("concurrency",): {"group", "cancel-in-progress"},
+    ("strategy",): {"matrix", "fail-fast", "max-parallel"},
+    ("environment",): {"name"},
+}
+_CALL_LOST = {
+    "secrets": "a secret is a variable of the environment here",
+    "outputs": "the outputs of the steps are in the answer of the run",
+}
+_INPUT_KEYS = {"type", "description", "required", "default", "options"}
+_UPLOAD_KEYS = {"path", "if-no-files-found"}
 _TYPES = {"string": "string", "boolean": "boolean", "number": "number", "choice": "string", "environment": "string"}
 _ONE_WORD = "a value in a command is one word of data here; there, it is a part of the command"
 _OUTPUT = re.compile(r"\$GITHUB_OUTPUT\b|\$\{GITHUB_OUTPUT\}")
@@ -75,26 +94,53 @@ def draft_of(tree: Tree, file_name: str) -> Draft:
 
 class _FileDraft:
     def __init__(self, draft: Draft, document: dict[str, Any], file_name: str) -> None:
-        self.name = file_name
         env = {key: text for key, text in mapping_at(document, "env").items() if is_scalar(text)}
-        self.file, self.draft, self.document = ForeignFile(draft, document, env=env), draft, document
+        self.file = ForeignFile(draft, document, scalar_text(document.get("name") or file_name), env=env)
+        self.draft, self.document = draft, document
 
     def convert(self) -> Draft:
         draft, document = self.draft, self.document
         jobs = document.get("jobs")
         if not isinstance(jobs, dict) or not 0 < len(jobs) <= STEPS_LIMIT:
             raise FileRefused(f"`jobs` should be a mapping of 1 to {STEPS_LIMIT} jobs")
-        note_unknown(draft, document, _TOP_KEYS, (), {})
+        note_unknown(draft, document, _TOP_KEYS, (), _TOP_LOST)
+        self._note_inside()
         draft.top["name"] = text_at(draft, document, "name", ())
         self._convert_triggers()
         self._convert_concurrency()
         draft.top["defaults"] = {"timeout": f"{JOB_MINUTES // 60}h", "shell": ["bash", "+o", "pipefail"]}
-        draft.top["env"] = JobPlace(self.file, (), {}, self.file.env).variables(self.file.env)
+        place = JobPlace(self.file, (), {}, self.file.env)
+        own = place.variables(self.file.env)
+        draft.top["env"] = {"CI": "true", **place.wanted, **own}
         for job_id in _in_order(jobs):
             self._convert_job(job_id, jobs[job_id])
         if len(jobs) > 1:
             draft.differ(("jobs",), "all jobs run in the folder of the workflow, not each on a machine of its own")
         return draft
+
+    def _note_inside(self) -> None:
+        """Note what is not carried over of keys that hold others."""
+        for path, holder in [
+            ((), self.document),
+            *((("jobs", name), job) for name, job in self.document["jobs"].items()),
+        ]:
+            if not isinstance(holder, dict):
+                continue
+            steps = holder.get("steps")
+            steps = steps if isinstance(steps, list) else []
+            places = [(path, holder), *(((*path, "steps", number), step) for number, step in enumerate(steps))]
+            for at, part in places:
+                env = part.get("env") if isinstance(part, dict) else None
+                for name in (
+                    [name for name, text in env.items() if not is_scalar(text)] if isinstance(env, dict) else ()
+                ):
+                    self.draft.lose((*at, "env", name), "a variable is a text, a number, true or false")
+            for keys, known in _INSIDE.items():
+                inside: object = holder
+                for key in keys:
+                    inside = inside.get(key) if isinstance(inside, dict) else None
+                if isinstance(inside, dict):
+                    note_unknown(self.draft, inside, known, (*path, *keys), {})
 
     def _convert_triggers(self) -> None:
         triggers = self.document.get("on")
@@ -107,13 +153,19 @@ class _FileDraft:
         for event in ("workflow_dispatch", "workflow_call"):
             inside = named.get(event)
             declared = inside.get("inputs") if isinstance(inside, dict) else None
+            if isinstance(inside, dict):
+                note_unknown(self.draft, inside, {"inputs"}, ("on", event), _CALL_LOST)
             for name, part in declared.items() if isinstance(declared, dict) else ():
                 part = part if isinstance(part, dict) else {}
+                path = ("on", event, "inputs", name)
+                note_unknown(self.draft, part, _INPUT_KEYS, path, {})
                 self.file.inputs[name] = kind = _TYPES.get(str(part.get("type", "string")), "string")
+                if part.get("type") == "environment":
+                    self.draft.lose((*path, "type"), "any text is accepted, not only the name of an environment")
                 default = part.get("default", {"boolean": False, "string": ""}.get(kind))
                 input_: dict[str, Any] = {
                     "type": kind,
-                    "description": text_at(self.draft, part, "description", ("on", event, "inputs", name)),
+                    "description": text_at(self.draft, part, "description", path),
                 }
                 input_["required"] = part.get("required") is True or None
                 input_["default"] = None if input_["required"] and "default" not in part else default
@@ -122,9 +174,7 @@ class _FileDraft:
                 made[name] = {key: value for key, value in input_.items() if value is not None}
                 if isinstance(options := part.get("options"), list):
                     wanted = ", ".join(map(str, options))[:80]
-                    self.draft.lose(
-                        ("on", event, "inputs", name, "options"), f"any text is accepted, not only {wanted}"
-                    )
+                    self.draft.lose((*path, "options"), f"any text is accepted, not only {wanted}")
         self.draft.top["inputs"] = made
 
     def _convert_concurrency(self) -> None:
@@ -137,12 +187,11 @@ class _FileDraft:
             self.draft.lose(("concurrency",), "runs do not wait for each other: it is computed")
             return
         path: ForeignPath = ("concurrency", "group") if isinstance(written, dict) else ("concurrency",)
-        name = scalar_text(self.document.get("name") or self.name)
         made, end = "", 0
         for found in _OF_GROUP.finditer(group):
             if found[1] and found[1] not in self.file.inputs:
                 continue
-            filled = f"{{{{ inputs.{found[1]} }}}}" if found[1] else literal(name)
+            filled = f"{{{{ inputs.{found[1]} }}}}" if found[1] else literal(self.file.name)
             made += literal(group[end : found.start()]) + filled
             end = found.end()
         if "${{" in group[end:] or "${{" in made:
@@ -203,27 +252,51 @@ class _JobDraft:
             )
             prefix = slug("-".join([self.id, *of_values]))
             place = JobPlace(self.file, self.path, values, self.env, self.file.jobs, self.made, _needs_of(self.job))
-            self._check_system(place)
             self.made.exits += self._add_steps(prefix, place, entry, native)
         last = place if self.runs and len(combinations) == 1 and native is None else None
         for name, text in mapping_at(self.job, "outputs").items():
-            if last is not None and isinstance(text, str):
-                try:
-                    parts = list(Converter(last.lookup, last.status).text(text))
-                    if len(parts) == 1:
-                        self.made.outputs[name] = static(parts[0]) if isinstance(parts[0], str) else parts[0]
-                except Unconvertible as reason:
-                    self.draft.lose((*self.path, "outputs", name), f"{reason}")
+            try:
+                self.made.outputs[name] = _output(text, last)
+            except Unconvertible as reason:
+                self.draft.lose((*self.path, "outputs", name), f"it {reason}")
         return self.made
 
-    def _check_system(self, place: JobPlace) -> None:
-        wanted = self.job.get("runs-on")
+    def _on_this_system(self, combinations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the combinations that run on Linux. Raises Unconvertible if there are none."""
+        wanted, path = self.job.get("runs-on"), (*self.path, "runs-on")
         labels = wanted if isinstance(wanted, list) else [wanted]
-        texts = [place.converter().template(each).lower() for each in labels if isinstance(each, str)]
-        if any(text.startswith("windows") for text in texts):
-            raise Unconvertible("runs on Windows")
-        if any(text.startswith("macos") for text in texts):
-            self.draft.differ((*self.path, "runs-on"), "it runs on this machine, whatever its system is")
+        kept, others = [], {}
+        for number, values in enumerate(combinations):
+            place = JobPlace(self.file, self.path, values, self.env, self.file.jobs, self.made, _needs_of(self.job))
+            texts = [place.converter().template(each).lower() for each in labels if isinstance(each, str)]
+            system = next((each for each in _OTHER_SYSTEMS for text in texts if text.startswith(each)), None)
+            if system is not None:
+                others[number] = _OTHER_SYSTEMS[system]
+                continue
+            kept.append(values)
+            if not all(text.startswith("ubuntu") for text in texts) or len(texts) < len(labels):
+                self.draft.differ(path, "the steps run on this machine, whatever `runs-on` names")
+        if not kept:
+            systems = " and ".join(dict.fromkeys(others.values()))
+            raise Unconvertible(f"runs on {systems}: change `runs-on` if its steps can run here")
+        for number, name in others.items():
+            values = {key: scalar_text(value) for key, value in combinations[number].items() if is_scalar(value)}
+            shown = ", ".join(f"{key}: {value}" for key, value in values.items())[:100]
+            self.draft.lose(path, f"the combination {shown} was left out: it runs on {name}")
+        return kept
+
+    def _note_idle_axes(self, combinations: list[dict[str, Any]]) -> None:
+        """Note each key of the matrix that no step uses which was carried over."""
+        parts: list[object] = [{key: step[key] for key in step if key != "name"} for _, step in self.runs]
+        parts += [self.job.get(key) for key in ("if", "env", "defaults", "outputs", "timeout-minutes")]
+        text = json.dumps(parts)
+        for axis in dict.fromkeys(key for each in combinations for key in each):
+            name = re.escape(axis).replace("_", "[-_]")
+            is_used = re.search(rf"\bmatrix(\.{name}\b|\[|\s*[,)]|\.\*)", text)
+            if len({json.dumps(each.get(axis)) for each in combinations}) > 1 and not is_used:
+                key = next((key for key in self.job["strategy"]["matrix"] if key.replace("-", "_") == axis), axis)
+                message = f"matrix.{key} changes nothing here: no step uses it, so its combinations are the same run"
+                self.draft.differ((*self.path, "strategy", "matrix", key), message)
 
     def _run_of(self, number: int, step: dict[str, Any]) -> dict[str, Any] | None:
         """Return a step that runs a command or keeps files, or None with a note."""
@@ -242,6 +315,9 @@ class _JobDraft:
             wanted = ", ".join(f"{key} {with_[key]}" for key in with_ if "version" in key and is_scalar(with_[key]))
             self.draft.differ(path, f"{action} was left out: install {wanted or 'it'} before the run")
         elif action == "actions/upload-artifact":
+            for key in step.keys() - {"id", "name", "if", "uses", "with", "continue-on-error"}:
+                self.draft.lose((*path, key), "a step that keeps files has nothing like it here")
+            note_unknown(self.draft, with_, _UPLOAD_KEYS, (*path, "with"), {"name": "files keep their own names"})
             try:
                 return {**step, "name": step.get("name", "artifacts"), "run": ":", "artifacts": _artifacts(with_)}
             except Unconvertible as reason:
@@ -255,7 +331,7 @@ class _JobDraft:
         strategy = mapping_at(self.job, "strategy")
         matrix = strategy.get("matrix")
         if matrix is None:
-            return [{}], None
+            return self._on_this_system([{}]), None
         path = (*self.path, "strategy")
         if not isinstance(matrix, dict):
             raise Unconvertible("has a matrix that is computed")
@@ -275,9 +351,10 @@ class _JobDraft:
         if "${{" in json.dumps(made):
             raise Unconvertible("has a matrix that is computed")
         try:
-            combinations = combine(made)
+            combinations = self._on_this_system(combine(made))
         except (ValueError, TypeError) as error:
             raise Unconvertible(f"has a matrix that {error}") from None
+        self._note_idle_axes(combinations)
         if self._fits_one_step(combinations):
             return [{name: None for name in combinations[0]}], made
         if len(combinations) > COMBINATIONS_LIMIT:
@@ -289,7 +366,7 @@ class _JobDraft:
             return False
         step = self.runs[0][1]
         fixed = [value for key, value in step.items() if key not in ("run", "env", "working-directory", "name")]
-        fixed += [self.job.get(key) for key in ("if", "env", "continue-on-error", "timeout-minutes")]
+        fixed += [self.job.get(key) for key in ("if", "env", "continue-on-error", "timeout-minutes", "runs-on")]
         return "matrix" not in json.dumps(fixed)
 
     def _add_gate(self, needs: list[str], values: dict[str, Any]) -> dict[str, Any]:
@@ -310,6 +387,7 @@ class _JobDraft:
                 gate = {"depends_on": [{name: "ended"} for name in needs]}
             node = place.constant_status(node)
             gate |= {} if node is None else _if(place.converter().condition(node))
+            gate |= {"env": place.wanted} if place.wanted else {}
         if environment:
             gate["approval"] = True
             message = "an environment may need a reviewer, so an operator approves it; remove `approval` if not"
@@ -348,7 +426,7 @@ class _JobDraft:
             name = prefix if len(self.runs) == 1 else f"{prefix}-{slug(text)[:40] if text else number + 1}"
             name = self.draft.name(name)
             place.is_special = False
-            place.secrets, place.path = {}, path
+            place.secrets, place.wanted, place.path = {}, {}, path
             before = [*([last] if last else []), *since]
             after_success = _waiting(before) if before else copy.deepcopy(entry)
             made = after_success
@@ -370,6 +448,8 @@ class _JobDraft:
                 made |= self._command(step, path, place, native) if reason is None else {}
             except Unconvertible as unconvertible:
                 reason = f"it {unconvertible}"
+            if wanted := {name: text for name, text in place.wanted.items() if name not in made.get("env", {})}:
+                made["env"] = {**wanted, **made.get("env", {})}
             made["tags"] = [slug(self.id)]
             self.draft.add(name, made, path)
             if reason is not None:
@@ -417,11 +497,13 @@ class _JobDraft:
             draft.differ((*path, "run"), _ONE_WORD)
         shell = self._setting(step, "shell")
         exec_, words = _with_shell(converted, shell)
-        made: dict[str, Any] = {"exec": exec_, "shell": words}
         folder = self._setting(step, "working-directory")
-        if folder is not None:
-            made["cwd"] = place.converter().template(folder)
-        made["env"] = {**variables, **{name: f"${{{name}}}" for name in place.secrets}}
+        cwd = None if folder is None else place.converter().template(folder)
+        named, before = place.named_in(step["run"], place.env, cwd or "")
+        made: dict[str, Any] = {"exec": before + exec_, "shell": words}
+        if cwd is not None:
+            made["cwd"] = cwd
+        made["env"] = {**named, **variables, **{name: f"${{{name}}}" for name in place.secrets}}
         made["timeout"] = self._timeout(step, place, path)
         goes_on = step.get("continue-on-error", False)
         if isinstance(goes_on, str):
@@ -448,10 +530,14 @@ class _JobDraft:
     def _timeout(self, step: dict[str, Any], place: JobPlace, path: ForeignPath) -> str | None:
         """Return the shorter timeout of a step and its job."""
         found = []
-        for holder in (step, self.job):
+        for holder, place_of in ((step, path), (self.job, self.path)):
             minutes = holder.get("timeout-minutes")
             if isinstance(minutes, str):
-                minutes = place.converter().term(parse(sole_expression(minutes))).value
+                is_known = re.search(r"\b(?!matrix\b)[a-z]+\.", minutes) is None  # others are known when it runs
+                minutes = place.converter().term(parse(sole_expression(minutes))).value if is_known else None
+                if minutes is None:
+                    message = f"it is computed; without it, a step has {JOB_MINUTES // 60} hours"
+                    self.draft.lose((*place_of, "timeout-minutes"), message)
             if minutes is None:
                 continue
             if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < 1_000_000:
@@ -484,6 +570,16 @@ def _artifacts(with_: dict[str, Any]) -> list[dict[str, Any]]:
         raise Unconvertible(f"names {quote(wrong)}, and only fixed paths below the working directory can be kept")
     more = {} if missing == "warn" else {"if_missing": missing}
     return [{"path": each, **more} for each in paths]
+
+
+def _output(text: object, place: JobPlace | None) -> Term:
+    """Return an output of a job. Raises Unconvertible."""
+    if place is None:
+        raise Unconvertible("is of a job that has no step, or several combinations")
+    parts = list(place.converter().text(text)) if isinstance(text, str) else []
+    if len(parts) != 1:
+        raise Unconvertible("is no text of one expression")
+    return static(parts[0]) if isinstance(parts[0], str) else parts[0]
 
 
 def _needs_of(job: Any) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from typing import Any
 
 from ...core.value_types import field, record
@@ -12,7 +14,12 @@ from .common import Draft, ForeignPath, Unconvertible, literal_variable, output_
 _GITHUB = {"sha", "ref", "ref_name", "ref_type", "repository", "repository_owner", "actor", "event_name", "run_id"}
 _GITHUB |= {"run_number", "run_attempt", "head_ref", "base_ref", "workflow", "job", "server_url", "api_url"}
 _GITHUB |= {"graphql_url", "workspace", "triggering_actor", "event_path", "ref_protected"}
-_SYSTEMS = {"ubuntu": "Linux", "linux": "Linux", "macos": "macOS"}
+_MAY_BE_EMPTY = {"GITHUB_HEAD_REF", "GITHUB_BASE_REF"}  # outside of pull requests
+_SYSTEMS = {"ubuntu": "Linux", "linux": "Linux"}
+# Variables of Actions in a script, except in `${NAME:-default}`.
+_VARIABLE = re.compile(r"\$\{?((?:GITHUB|RUNNER)_[A-Z_]+)\b(?!:?[-+])")
+# Those that are files, or that only exist where the file sets them.
+_SEPARATE = {"GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_STEP_SUMMARY", "GITHUB_PATH", "GITHUB_STATE", "GITHUB_TOKEN"}
 
 
 @record
@@ -38,6 +45,7 @@ class ForeignFile:
 
     draft: Draft
     document: dict[str, Any]
+    name: str  # of the workflow, else of the file
     jobs: dict[str, ActionsJob] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)  # and their types
     env: dict[str, Any] = field(default_factory=dict)
@@ -68,6 +76,7 @@ class JobPlace:
         self.set_by: dict[str, ActionsStep] = {}  # the variables that steps wrote to $GITHUB_ENV
         self.written_here: list[str] = []
         self.secrets: dict[str, None] = {}
+        self.wanted: dict[str, str] = {}  # the `env` for the variables of the caller that a step reads
         self.gates: list[str] = []  # the steps that are skipped with a job above
         self.in_variables: bool = False
         self.is_special: bool = False
@@ -154,13 +163,47 @@ class JobPlace:
             return self._find_secrets(["GITHUB_TOKEN"])
         if len(rest) != 1 or rest[0] not in _GITHUB:
             raise Unconvertible(f"reads github.{'.'.join(rest)}")
-        name = f"GITHUB_{rest[0].upper()}"
-        self.file.draft.differ(self.path, f"github.{rest[0]} is the variable {name} here, which has to be set")
-        return Term(f"env.{name}", "text")
+        if rest[0] == "job" and len(self.path) > 1:
+            return static(self.path[1])
+        if rest[0] == "workflow":
+            return static(self.file.name)
+        if rest[0] == "run_id":
+            return Term("run.id", "text")
+        return self._from_caller(f"GITHUB_{rest[0].upper()}", f"github.{rest[0]}")
 
     def _find_vars(self, rest: list[str]) -> Term:
-        self.file.draft.differ(self.path, f"vars.{rest[0]} is the variable {rest[0]} here, which has to be set")
-        return Term(f"env.{rest[0]}", "text")
+        if not rest[0].isidentifier():
+            raise Unconvertible(f"reads vars.{rest[0]}")
+        return self._from_caller(rest[0], f"vars.{rest[0]}")
+
+    def _from_caller(self, name: str, what: str) -> Term:
+        if name in _MAY_BE_EMPTY:
+            self.wanted[name] = f"${{{name}-}}"
+            return Term(f"(env.{name} | default(''))", "text")
+        self.wanted[name] = f"${{{name}}}"
+        self.file.draft.differ(self.path, f"{what} is the variable {name} here, which has to be set")
+        return Term(f"env.{name}", "text")
+
+    def named_in(self, script: str, known: Collection[str], folder: str) -> tuple[dict[str, str], str]:
+        """Return the variables of Actions that a script names: for its `env`, and as lines before it."""
+        made, before = {}, ""
+        for name in dict.fromkeys(_VARIABLE.findall(script)):
+            part = name.partition("_")[2].lower()
+            if name in _SEPARATE or name in known or re.search(rf"\b{name}=", script):
+                continue
+            if name == "GITHUB_WORKSPACE":
+                before += f'export GITHUB_WORKSPACE="{_above(folder)}"\n'
+            elif name == "RUNNER_TEMP":
+                before += 'export RUNNER_TEMP="${TMPDIR:-/tmp}"\n'
+            elif name == "GITHUB_ACTIONS":
+                self.file.draft.differ((*self.path, "run"), "GITHUB_ACTIONS is not set, because this is not GitHub")
+            elif name in ("GITHUB_JOB", "GITHUB_WORKFLOW", "GITHUB_RUN_ID", "RUNNER_OS"):
+                term = self._find_runner([part]) if name == "RUNNER_OS" else self._find_github([part])
+                if name not in self.wanted:
+                    made[name] = literal_variable(term.value) if term.is_static else f"{{{{ {term.code} }}}}"
+            else:
+                self._from_caller(name, f"${name}")
+        return made, before
 
     def _find_env(self, rest: list[str]) -> Term:
         name = rest[0]
@@ -214,10 +257,7 @@ class JobPlace:
                 return static(found)
         if rest[0] not in ("os", "arch", "temp", "tool_cache", "name") or len(rest) != 1:
             raise Unconvertible(f"reads runner.{'.'.join(rest)}")
-        self.file.draft.differ(
-            self.path, f"runner.{rest[0]} is the variable RUNNER_{rest[0].upper()} here, which has to be set"
-        )
-        return Term(f"env.RUNNER_{rest[0].upper()}", "text")
+        return self._from_caller(f"RUNNER_{rest[0].upper()}", f"runner.{rest[0]}")
 
     def _find_job(self, rest: list[str]) -> Term:
         if rest != ["status"]:
@@ -256,6 +296,14 @@ class JobPlace:
         failed = " or ".join(f"steps['{each}'].status not in ['succeeded', 'skipped']" for each in job.counted)
         skipped = f"'skipped' if steps['{job.gate}'].status == 'skipped' else " if job.gate else ""
         return f"('failure' if {failed} else {skipped}'success')"
+
+
+def _above(folder: str) -> str:
+    """Return the folder of the workflow, as a shell in another one below it sees it. Raises Unconvertible."""
+    parts = [part for part in folder.split("/") if part not in ("", ".")]
+    if folder.startswith("/") or ".." in parts or "{{" in folder:
+        raise Unconvertible("uses $GITHUB_WORKSPACE in a folder that is not a fixed one below it")
+    return f"$(cd {'/'.join(['..'] * len(parts))} && pwd)" if parts else "$PWD"
 
 
 def _is_first(job: ActionsJob, file: ForeignFile) -> bool:

@@ -44,11 +44,12 @@ class Draft:
     final: dict[str, dict[str, Any]] = field(default_factory=dict)  # of `finally`
     paths: dict[str, ForeignPath] = field(default_factory=dict)
     said: set[tuple[ForeignPath, str]] = field(default_factory=set)
+    refused: list[str] = field(default_factory=list)  # names of steps
 
-    def lose(self, path: ForeignPath, message: str) -> None:
+    def lose(self, path: ForeignPath, message: str, *, is_failing: bool = False) -> None:
         if (path, message) not in self.said:
             self.said.add((path, message))
-            self.notes.add(path, message)
+            self.notes.add(path, message, is_failing=is_failing)
 
     def differ(self, path: ForeignPath, message: str) -> None:
         """Note a small difference, each once."""
@@ -81,7 +82,8 @@ class Draft:
             self.steps[name] = made
         else:
             self.final[name] = made
-        self.lose(self.paths[name], f"was not converted, and fails instead: {reason}")
+        self.refused.append(name)
+        self.lose(self.paths[name], f"was not converted, and fails instead: {reason}", is_failing=True)
 
     def document(self) -> dict[str, Any]:
         made = {key: value for key, value in self.top.items() if value or isinstance(value, int)}
@@ -115,7 +117,8 @@ def checked(draft: Draft) -> Imported:
             return Imported(draft.kind, None, draft.notes.in_order(), "nothing in it can be run")
         errors = _errors_in(draft.document())
         if not errors:
-            return Imported(draft.kind, draft.document(), draft.notes.in_order())
+            failing = [name for name in dict.fromkeys(draft.refused) if name in draft.steps or name in draft.final]
+            return Imported(draft.kind, draft.document(), draft.notes.in_order(), failing=tuple(failing))
         elsewhere = [each for each in errors if not _is_of_step(each, draft)]
         if elsewhere:
             reason = f"{elsewhere[0].field}: {elsewhere[0].message}"

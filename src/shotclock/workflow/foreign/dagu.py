@@ -39,11 +39,18 @@ GROUP_LIMIT = 200  # characters of the name of a group of runs
 
 # The old names of keys, by the new ones.
 _OLD = {"depend": "depends", "dir": "working_dir", "precondition": "preconditions", "run": "call"}
-_TOP_KEYS = {"name", "description", "group", "dotenv", "working_dir", "env", "secrets", "params", "steps", "type"}
-_TOP_KEYS |= {"handler_on", "preconditions", "timeout_sec", "max_active_steps", "max_active_runs", "shell", "tags"}
-_TOP_KEYS |= {"hist_retention_days", "hist_retention_runs", "log_dir", "log_output", "labels", "otel", "run_config"}
-_TOP_KEYS |= {"max_output_size", "max_clean_up_time_sec", "restart_wait_sec", "worker_selector", "queue", "defaults"}
+_TOP_KEYS = {"name", "description", "dotenv", "working_dir", "env", "secrets", "params", "steps", "type", "shell"}
+_TOP_KEYS |= {"handler_on", "preconditions", "timeout_sec", "max_active_steps", "max_active_runs"}
+_LABELS = "runs are not listed by it"
+_KEPT = "runs and their logs are kept as the settings of shotclock say"
 _TOP_LOST = {
+    **dict.fromkeys(("group", "tags", "labels"), _LABELS),
+    **dict.fromkeys(("hist_retention_days", "hist_retention_runs", "log_dir", "log_output", "max_output_size"), _KEPT),
+    **dict.fromkeys(("queue", "worker_selector"), "a run starts at once, and on this machine"),
+    "otel": "traces are set up by options of shotclock",
+    "run_config": "inputs can be changed when a run is started",
+    "max_clean_up_time_sec": "a handler has its own timeout",
+    "restart_wait_sec": "nothing starts a run by itself here",
     "schedule": "nothing starts a run by itself here",
     "skip_if_successful": "nothing starts a run by itself here",
     "catchup_window": "nothing starts a run by itself here",
@@ -53,8 +60,15 @@ _TOP_LOST = {
 } | dict.fromkeys(("mail_on", "error_mail", "info_mail", "smtp", "webhook"), "nobody is notified by mail")
 _STEP_KEYS = {"name", "id", "description", "command", "script", "shell", "working_dir", "env", "depends", "output"}
 _STEP_KEYS |= {"continue_on", "retry_policy", "repeat_policy", "preconditions", "signal_on_stop", "timeout_sec"}
-_STEP_KEYS |= {"stdout", "stderr", "log_output", "mail_on_error", "executor", "type", "with", "config", "args"}
-_STEP_LOST = {"worker_selector": "it runs here", "shell_packages": "install them before the run"}
+_STEP_KEYS |= {"stdout", "stderr", "executor", "type", "with", "config", "args"}
+_STEP_LOST = {
+    "log_output": "the log of a step has both of its streams",
+    "mail_on_error": "nobody is notified by mail",
+    "worker_selector": "it runs here",
+    "shell_packages": "install them before the run",
+}
+_CONTINUING_KEYS = {"failure", "skipped", "exit_code", "output"}
+_RETRY_KEYS = {"limit", "interval_sec", "backoff", "max_interval_sec", "exit_code"}
 # What a step does with these is not known to a shell.
 _OTHER = ("call", "parallel", "container", "llm", "agent", "messages", "routes", "exec", "approval", "tools", "params")
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -435,6 +449,9 @@ class _DaguFile:
         if written in ("failed", "failure"):
             return {"continue_on_failure": True}
         found = _renamed(written) if isinstance(written, dict) else {}
+        note_unknown(self.draft, found, _CONTINUING_KEYS, (*path, "continue_on"), {})
+        if written is not None and not isinstance(written, dict) and written != "skipped":
+            self.draft.lose((*path, "continue_on"), "should be `failed`, `skipped` or a mapping")
         if found.get("exit_code") not in (None, []) or found.get("output") not in (None, []):
             self.draft.lose((*path, "continue_on"), "later steps do not run after a failure of a certain kind")
         return {"continue_on_failure": True} if found.get("failure") is True else {}
@@ -443,6 +460,7 @@ class _DaguFile:
         written = _renamed(mapping_at(part, "retry_policy"))
         if not written:
             return None
+        note_unknown(self.draft, written, _RETRY_KEYS, (*path, "retry_policy"), {})
         limit, pause = written.get("limit"), written.get("interval_sec", 0)
         if (
             isinstance(limit, bool)

@@ -72,8 +72,10 @@ class Variables:
         self.inputs[name] = {"type": "string", "default": text}
         if part.get("required") is True and "default" not in part:
             self.inputs[name] = {"type": "string", "required": True}
-        if lost := part.keys() & {"enum", "minimum", "maximum", "pattern", "min_length", "max_length"}:
-            self.draft.lose(("params", number), f"the value is not checked: {', '.join(sorted(lost))}")
+        if isinstance(part.get("description"), str):
+            self.inputs[name]["description"] = part["description"]
+        if lost := part.keys() - {"name", "default", "required", "description"}:
+            self.draft.lose(("params", number), f"the value is not checked: {', '.join(sorted(map(str, lost)))}")
         self.positions[position] = name
         self.draft.top.setdefault("inputs", {})[name] = self.inputs[name]
 

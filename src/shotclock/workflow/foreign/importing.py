@@ -23,11 +23,19 @@ class ImportedText:
     kind: str
     text: str
     notes: tuple[Note, ...]
+    failing: tuple[str, ...] = ()  # names of steps
 
     def to_answer(self) -> list[dict[str, Any]]:
         """Return the notes as JSON."""
         return [
-            {"line": note.line, "key": note.key, "message": note.message, "lost": note.is_lost} for note in self.notes
+            {
+                "line": note.line,
+                "key": note.key,
+                "message": note.message,
+                "lost": note.is_lost,
+                "fails": note.is_failing,
+            }
+            for note in self.notes
         ]
 
 
@@ -61,7 +69,10 @@ def _read(path: Path) -> Tree:
     tree = read_tree(data[:SIZE_LIMIT].decode("utf-8-sig", "replace"))
     if tree.flaws:
         flaw = tree.flaws[0]
-        raise _refused(f"{path}:{flaw.place.line}:{flaw.place.column}: {flaw.message}", flaw.suggestion)
+        where = f"{path}:{flaw.place.line}:{flaw.place.column}"
+        if path.suffix not in (".yml", ".yaml", ".json"):
+            raise _refused(f"{where}: {flaw.message}", f"not supported: name a file of {_known_tools()}")
+        raise _refused(f"{where}: {flaw.message}", flaw.suggestion)
     if not isinstance(tree.value, dict):
         raise _refused(
             f"{path}: {'is empty' if tree.value is None else 'is no mapping'}", f"name a file of {_known_tools()}"
@@ -91,7 +102,8 @@ def _accepted(imported: Imported, path: Path) -> ImportedText:
         more = f"; and {len(wrong) - SHOWN_ERRORS} more" if len(wrong) > SHOWN_ERRORS else ""
         message = f"{path}: the imported workflow would not pass `shotclock check`: {listed}{more}"
         raise _refused(message, notes=imported.notes)
-    return ImportedText(imported.kind, with_header(text, str(path), imported.kind, imported.notes), imported.notes)
+    whole = with_header(text, str(path), imported.kind, imported.notes)
+    return ImportedText(imported.kind, whole, imported.notes, imported.failing)
 
 
 def _not_recognised(path: Path) -> Failure:
@@ -101,9 +113,8 @@ def _not_recognised(path: Path) -> Failure:
         loaded = None
     if loaded is not None and loaded.workflow is not None:
         return _refused(f"{path}: is a workflow of shotclock already", f"run it with `shotclock run {path}`")
-    return _refused(
-        f"{path}: is no file of a known tool ({_known_tools()})", f"name its kind: --kind {'|'.join(KINDS)}"
-    )
+    hint = f"other tools are not supported; if it is one of these, name its kind: --kind {'|'.join(KINDS)}"
+    return _refused(f"{path}: is not recognised as a file of {_known_tools()}", hint)
 
 
 def _known_tools() -> str:

@@ -16,6 +16,7 @@ class Note:
     key: str  # the path of the key in the foreign file, such as `jobs.build.services`
     message: str
     is_lost: bool = True  # False if it was carried over with a difference
+    is_failing: bool = False  # a step fails instead of running
 
 
 @value
@@ -26,6 +27,7 @@ class Imported:
     document: dict[str, Any] | None
     notes: tuple[Note, ...] = ()
     refusal: str | None = None
+    failing: tuple[str, ...] = ()  # the steps that fail, because they could not be converted
 
 
 @record
@@ -35,15 +37,15 @@ class ImportNotes:
     tree: Tree
     written: list[Note] = field(default_factory=list)
 
-    def add(self, path: tuple[str | int, ...], message: str, *, is_lost: bool = True) -> None:
+    def add(self, path: tuple[str | int, ...], message: str, *, is_lost: bool = True, is_failing: bool = False) -> None:
         """Add a note on the key at `path`, or on its nearest existing parent."""
         spot = self.tree.spots
         for part in path:
             if part not in spot.inside:
                 break
             spot = spot.inside[part]
-        self.written.append(Note(spot.place.line, ".".join(map(str, path)), message, is_lost))
+        self.written.append(Note(spot.place.line, ".".join(map(str, path)), message, is_lost, is_failing))
 
     def in_order(self) -> tuple[Note, ...]:
-        """Return the notes by line."""
-        return tuple(sorted(self.written, key=lambda note: note.line))
+        """Return the notes by line, those on steps that fail first."""
+        return tuple(sorted(self.written, key=lambda note: (not note.is_failing, note.line)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shlex
 from typing import Any
@@ -28,22 +29,27 @@ from .common import (
 )
 from .result import Imported
 from .taskfile_call import Deferred, TaskCall, pattern_of, steps_in
-from .taskfile_templates import Expression, Value, known_text, template_of, value_of
+from .taskfile_templates import Expression, Value, known_text, machine, system, template_of, value_of
 
 KIND = "taskfile"
 DEPTH_LIMIT = 20  # tasks inside each other
 WORK_LIMIT = 5_000  # calls and uses of global variables: both can double with each line of a file
 
-_TOP_KEYS = {"version", "tasks", "vars", "env", "dotenv", "silent", "output", "set", "shopt", "run", "interval"}
+_TOP_KEYS = {"version", "tasks", "vars", "env", "dotenv", "set", "shopt", "run", "silent"}
 _TOP_LOST = {
+    "output": "the output of each step is kept apart",
+    "interval": "files are not watched",
     "includes": "the tasks of other files are not there",
     "method": "nothing is compared: a task always runs",
 }
-_TASK_KEYS = {"cmds", "cmd", "deps", "label", "desc", "summary", "aliases", "status", "preconditions", "dir", "set"}
-_TASK_KEYS |= {"shopt", "vars", "env", "dotenv", "silent", "internal", "prefix", "ignore_error", "run", "platforms"}
-_TASK_KEYS |= {"if", "requires", "prompt", "failfast"}
+_TASK_KEYS = {"cmds", "cmd", "deps", "desc", "aliases", "status", "preconditions", "dir", "set", "shopt", "vars", "env"}
+_TASK_KEYS |= {"dotenv", "internal", "ignore_error", "run", "platforms", "if", "requires", "prompt", "silent"}
 _CMD_KEYS = {"cmd", "silent", "ignore_error", "platforms", "if", "for", "set", "shopt", "timeout"}
 _TASK_LOST = {
+    "label": "its steps are named after the task",
+    "prefix": "its steps are named after the task",
+    "summary": "`desc` is the description",
+    "failfast": "the other `deps` go on",
     "sources": "files are not compared: the task always runs",
     "generates": "files are not compared: the task always runs",
     "method": "nothing is compared: the task always runs",
@@ -52,6 +58,7 @@ _TASK_LOST = {
     "use_gitignore": "files are not compared",
 }
 _NOT_WHEN_STOPPED = "it does not run if the run is stopped; in `finally` it would, but only at the end of the run"
+_PLATFORM = re.compile(r"\{\{[^{}.]*\b(OS|ARCH)\b")
 # A line that changes nothing for the next one, each of which has a shell of its own there.
 _PLAIN = re.compile(
     r"(?!cd |exit|exec |export |set |trap |\. |source |unset |alias |umask |[A-Za-z_]\w*=)[\w./-][^\n#\\]*"
@@ -116,6 +123,9 @@ class _Taskfile:
         draft.top |= {"inputs": {"task": wanted}, "env": self._static_env(), "env_file": self._env_files(document, ())}
         draft.top["defaults"] = {"timeout": "0s", "shell": ["bash", "+o", "pipefail"]}
         draft.differ(("tasks",), "a task is chosen by the input `task`; no step has a timeout, as there")
+        if _PLATFORM.search(json.dumps(document)):
+            message = f"OS and ARCH are those of the machine that imported the file: {system()}, {machine()}"
+            draft.differ(("tasks",), message)
         names = {name: [name, *self._aliases(name)] for name in roots}
         everything = [name for each in names.values() for name in each]
         listed = ", ".join(map(in_quotes, everything))
@@ -440,10 +450,11 @@ class _TaskDraft:
                 self.draft.steps[name]["description"] = description
 
     def _add_command(self, cmd: Any, path: ForeignPath) -> None:
-        part = {"cmd": cmd} if isinstance(cmd, str) else cmd
-        if not isinstance(part, dict):
-            raise Unconvertible(f"has a command that is none: {quote(cmd)}")
+        part = cmd if isinstance(cmd, dict) else {"cmd": cmd}
+        if is_scalar(part.get("cmd")) and part.get("cmd") is not None:
+            part = {**part, "cmd": scalar_text(part["cmd"])}
         if "defer" in part:
+            note_unknown(self.draft, part, {"defer", "silent"}, path, {})
             self._defer(part["defer"], path)
         elif "task" in part:
             self._flush()
@@ -459,7 +470,7 @@ class _TaskDraft:
                 if timeout is not None:
                     self._flush(timeout)
         else:
-            raise Unconvertible(f"has a command that is none: {quote(cmd)}")
+            raise Unconvertible(f"has a command that is no text, call or `defer`: {', '.join(map(str, part))[:80]}")
 
     def _write(self, part: dict[str, Any], pattern: str, variables: dict[str, Value]) -> None:
         outer, self.call.variables = self.call.variables, {**self.call.variables, **variables}
@@ -544,7 +555,8 @@ class _TaskDraft:
             step = self._add(f"if (\n{condition}\n) >&2; then echo yes; else echo no; fi", "if")
             conditions.append(f"outputs['{step}'] == 'yes'")
         above = (*call.above, call.task)
-        inner = TaskCall(call.root, name, f"{call.prefix}-{name}", ("tasks", name), variables, conditions, above)
+        path = ("tasks", name) if name in self.file.tasks else call.path
+        inner = TaskCall(call.root, name, f"{call.prefix}-{name}", path, variables, conditions, above)
         return self.file.expand(inner, self.after)
 
     def _items(self, part: dict[str, Any], path: ForeignPath) -> list[dict[str, Value]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shlex
 from collections.abc import Callable
@@ -192,6 +193,17 @@ def _joined(separator: Value, value: Value) -> Value:
     return separator.join(map(scalar_text, value))
 
 
+def system() -> str:
+    """Return the system of this machine, in the words of Go."""
+    return platform.system().lower()
+
+
+def machine() -> str:
+    """Return the processor of this machine, in the words of Go."""
+    name = platform.machine()
+    return {"x86_64": "amd64", "aarch64": "arm64", "i686": "386"}.get(name, name)
+
+
 # A value of ours is one word of a command already, so it needs no quotation marks.
 _FUNCTIONS: dict[str, tuple[int, Callable[..., Value]]] = {
     "default": (2, _default),
@@ -208,4 +220,6 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Value]]] = {
     "splitList": (2, _split),
     "join": (2, _joined),
     "exeExt": (0, lambda: ""),
+    "OS": (0, system),
+    "ARCH": (0, machine),
 }

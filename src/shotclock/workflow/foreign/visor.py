@@ -110,7 +110,8 @@ class _Conversion:
         self._repair(made, file)
         if all(name in file.failing for name in converted):
             return self._refuse("none of its steps can be converted")
-        return Imported(KIND, made, self._noted())
+        failing = tuple(name for name in converted if name in file.failing)
+        return Imported(KIND, made, self._noted(), failing=failing)
 
     def _noted(self) -> tuple[Note, ...]:
         return tuple(dict.fromkeys(self.notes.in_order()))
@@ -306,7 +307,7 @@ class _Conversion:
                 return
             for name, found in wrong.items():
                 keys = [str(part) for part in found.path[2:3]]
-                self.notes.add((file.key, name, *keys), f"shotclock check refuses it: {found.message}")
+                self.notes.add((file.key, name, *keys), f"shotclock check refuses it: {found.message}", is_failing=True)
                 made["steps"][name] = failing_step(file, name, found.message, made["steps"][name])
 
 

@@ -150,13 +150,14 @@ def convert_step(file: VisorFile, name: str, written: dict[str, Any]) -> dict[st
         convert = STEP_KINDS.get(kind)
         if convert is None:
             what = _UNKNOWN_TYPES.get(kind, "there is no such type of step here")
-            file.notes.add(step.path("type"), f"`{kind[:40]}`: {what}")
+            file.notes.add(step.path("type"), f"`{kind[:40]}`: {what}", is_failing=True)
             raise _Unconverted(what)
         convert(step)
         _transform(step)
     except _Unconverted as why:
         if STEP_KINDS.get(kind) is not None:
-            file.notes.add(step.path(), f"the step fails until it is written anew: {why}")
+            message = f"the step fails until it is written anew: {why}"
+            file.notes.add(step.path(), message, is_failing=True)
         return failing_step(file, name, str(why), step.made)
     _gates(step)
     _reactions(step)

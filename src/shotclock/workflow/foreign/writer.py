@@ -73,8 +73,10 @@ def describe(note: Note) -> str:
 def _header(file_name: str, kind: str, notes: tuple[Note, ...]) -> Iterator[str]:
     shown = "".join(each if each.isprintable() else "?" for each in Path(file_name).name)
     yield f"# Imported from {shown} ({kind}) by shotclock import."
-    for title, is_lost in (("Left out:", True), ("Different here:", False)):
-        listed = [note for note in notes if note.is_lost is is_lost]
+    failing = [note for note in notes if note.is_failing]
+    lost = [note for note in notes if note.is_lost and not note.is_failing]
+    different = [note for note in notes if not note.is_lost]
+    for title, listed in (("Fails instead:", failing), ("Left out:", lost), ("Different here:", different)):
         if listed:
             yield "#"
             yield f"# {title}"
