@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Envelope, Runtime
-from shotclock.process import kill
-from shotclock.runtime.command_runner import MOST_SPARE
+from shotclock.process import ipc, kill
+from shotclock.process.command_task import CommandTask, Order
+from shotclock.runtime.command_runner import MOST_SPARE, RunningCommand
 from tests.runtime import work
 from tests.runtime.bounds import run, soon
 
@@ -46,6 +47,35 @@ def test_one_after_another_they_have_the_same_supervisor_and_at_once_they_have_n
     one_by_one, at_once = run(scenario())
     assert len(set(one_by_one)) == 1
     assert len(at_once) == MOST_SPARE + 2
+
+
+def test_a_late_request_for_output_of_the_first_does_not_call_off_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send_with_request(running: RunningCommand, task: CommandTask) -> None:
+        running.control.send(ipc.frame((task.pack(),)) + ipc.frame((Order.MORE,)))
+
+    async def scenario() -> None:
+        async with Runtime() as runtime:
+            guard = await guard_of(runtime)
+            monkeypatch.setattr(RunningCommand, "send_task", send_with_request)
+            assert (await guard_of(runtime)).pid == guard.pid
+
+    run(scenario())
+
+
+def test_no_output_of_the_first_is_asked_for_while_the_next_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[object] = []
+    send = ipc.send
+    monkeypatch.setattr(ipc, "send", lambda control, message: sent.append(message) or send(control, message))
+
+    async def scenario() -> None:
+        async with Runtime() as runtime:
+            twice = ["sh", "-c", "echo 1; sleep 0.03; echo 2"]
+            assert said(await runtime.run(twice, SOON, on_output=lambda pieces, left_out: None)) == "1\n2"
+            sent.clear()
+            await runtime.run(["sleep", "0.3"], SOON)
+
+    run(scenario())
+    assert (Order.MORE,) not in sent
 
 
 def test_of_many_at_once_only_a_few_supervisors_stay_and_none_when_the_runtime_is_closed() -> None:

@@ -91,6 +91,10 @@ class MessageReader:
         """Return whether `next` would give a message that has already come."""
         return bool(self._unread)
 
+    def drop(self, kind: str) -> None:
+        """Forget the messages of a kind that have already come."""
+        self._unread = [message for message in self._unread if message[0] != kind]
+
     def put_back(self, messages: list[Message]) -> None:
         self._unread[:0] = messages
 

@@ -196,6 +196,7 @@ class Supervisor:
         becomes = self._join(task, handed) if handed else self._pipes(task, [])
         self._files = kernel.identify_files(becomes.values())
         try:
+            self._orders.drop(Order.MORE)  # of the command before
             if not self._orders.has_unread:  # otherwise it was called off; without a child, the loop ends
                 self._leader = self._group = spawn(task, becomes)
                 if task.announced:

@@ -224,6 +224,8 @@ class RunningCommand:
             case (News.OUTPUT, pieces, left_out):
                 if self.on_output is not None:
                     self.on_output(pieces, left_out)
+                    if self._asking is not None:  # the last output of a command comes without being asked for
+                        self._asking.cancel()
                     self._asking = self.loop.call_later(SHOW_PAUSE_S, self._ask_for_more)
             case (News.SUSPENDED,):
                 self.on_suspended()
