@@ -139,7 +139,7 @@ def test_a_person_sees_the_difference_and_is_asked(
             os.close(ours)
             os.close(theirs)
 
-    assert answer(b"n\n").envelope()["error"]["code"] == "PERSON_REQUIRED" and flow.read_text() == before
+    assert answer(b"n\n").envelope()["data"]["changed"] is False and flow.read_text() == before
     changed = answer(b"y\n", meanwhile="# edited\n")
     assert changed.envelope()["error"]["code"] == "CONFLICT" and flow.read_text() == before + "# edited\n"
     flow.write_text(before)

@@ -447,7 +447,8 @@ COMMAND = Subcommand(
     epilogue="""\
 In the configuration of a client, put it in front of the server:
 
-  "command": "shotclock", "args": ["wrap", "--", "npx", "-y", "@modelcontextprotocol/server-everything"]
+  "command": "shotclock",
+  "args": ["wrap", "--", "npx", "-y", "@modelcontextprotocol/server-everything"]
 
 `shotclock wrap install CLIENT` does that for every server of Claude Code, Codex, Cursor, VS Code or Gemini CLI, and
 `shotclock wrap remove CLIENT` restores them; see their --help. `shotclock wrap status` lists them.
