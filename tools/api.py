@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 import shotclock
@@ -84,7 +85,9 @@ def entry(name: str, value: Any) -> Iterator[str]:
     """Yield the lines on one public name."""
     yield f"## {name}"
     yield ""
-    if inspect.isclass(value) or callable(value):
+    if inspect.isclass(value) and issubclass(value, Enum):  # its signature is another in each version of Python
+        yield from ["```text", *(f"{name}.{each.name} = {each.value!r}" for each in value), "```", ""]
+    elif inspect.isclass(value) or callable(value):
         yield from ["```text", f"{name}{signature(value)}", "```", ""]
     yield documentation(value)
     yield ""

@@ -180,10 +180,12 @@ def _errors(data: Any, console: Console) -> None:
             meaning = Text(entry["summary"]).append(f"\n→ {entry['hint']}", style="dim")
             retry = "no"
             if entry["retryable"]:
-                retry = "yes" if entry["side_effects"] == "none" else "only if nothing was changed"
+                retry = "yes" if entry["side_effects"] == "none" else "yes*"
             numbers = (str(entry["exit_code"]), str(entry["http_status"]), retry)
             table.add_row(Text(entry["code"], style="bold"), *numbers, entry["side_effects"], meaning)
         console.print(table)
+        if any(entry["retryable"] and entry["side_effects"] != "none" for entry in data["errors"]):
+            console.print(Text("* only if nothing was changed: `error.retryable` of the answer says so", style="dim"))
     if data["errors"] and data["warnings"]:
         console.print()
     if data["warnings"]:
