@@ -146,7 +146,7 @@ def test_a_program_at_a_terminal_that_nobody_answers_is_told(tmp_path: Path) -> 
     commands = {
         "password": python("import getpass", "getpass.getpass()"),
         "confirmation": ["bash", "-c", 'read -r -p "Continue? [y/N] " answer'],
-        "repl": [PYTHON, "-i"],
+        "repl": ["env", "PYTHON_BASIC_REPL=1", PYTHON, "-i"],  # that of Python 3.13 looks for keys ten times a second
         "pager": pager,
         "full screen": curses,
         **({"editor": ["vim", "-u", "NONE", str(text)]} if shutil.which("vim") else {}),

@@ -104,7 +104,7 @@ class InboxThread:
         self._waiting: list[InboxQuestion] = []
         self._store: Store | None = None
         self._announcer: Announcer | None = None
-        self._thread = threading.Thread(target=self._run, name="shotclock-wrap-inbox", daemon=True)
+        self._thread: threading.Thread | None = None
 
     # --- for the loop --------------------------------------------------------------------------------------------
 
@@ -139,15 +139,17 @@ class InboxThread:
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def close(self) -> None:
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._orders.put(None)
             self._thread.join(CLOSE_LIMIT_S)
             if self._announcer is not None:
                 self._announcer.close()
 
     def _order(self, work: Callable[[], None]) -> None:
-        if self._thread.ident is None:
-            self._thread.start()
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="shotclock-wrap-inbox", daemon=True)
+            thread.start()  # may fail; on Python 3.13 such a thread cannot be started again
+            self._thread = thread
         self._orders.put(work)
 
     # --- on the thread -------------------------------------------------------------------------------------------
