@@ -70,7 +70,9 @@ def shake_hands(process: Any, capabilities: dict[str, Any]) -> None:
 def in_flight(address: str) -> int:
     connection = http.client.HTTPConnection(address, timeout=NO_ANSWER_S)
     connection.request("GET", "/health")
-    return int(json.loads(connection.getresponse().read())["in_flight"])
+    answer = json.loads(connection.getresponse().read())
+    assert "in_flight" in answer, answer
+    return int(answer["in_flight"])
 
 
 def busy_worker(folder: Path) -> int:

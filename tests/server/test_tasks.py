@@ -265,7 +265,9 @@ def test_a_task_that_asks_is_cancelled_or_lost_and_its_question_withdrawn(home: 
 def test_a_job_without_a_client_that_can_answer_cannot_ask(home: Home) -> None:
     with http_server(target=ASKING) as (url, _):
         call: dict[str, Any] = {"name": "job_that_asks", "arguments": {}}
-        task = post(url, "tools/call", asks=False, **call)["result"]
+        answer = post(url, "tools/call", asks=False, **call)
+        assert "result" in answer, answer
+        task = answer["result"]
         result = ended(url, task["taskId"])["result"]
         assert (
             result["isError"] and "CANNOT_ASK: the client does not support elicitation" in result["content"][0]["text"]
