@@ -604,7 +604,7 @@ def test_steps_of_a_workflow_call_tools_and_pass_values_on(tmp_path: Path, monke
             args: ["-m", tests.providers.mcp_servers, never_answers]
             method: echo
             env: {{PYTHONPATH: {ROOT}}}
-            timeout: 2
+            timeout: 4
             grace: 100ms
           after:
             exec: echo never
@@ -617,7 +617,7 @@ def test_steps_of_a_workflow_call_tools_and_pass_values_on(tmp_path: Path, monke
 
     steps: Any = envelope.data["steps"]
     assert steps["ask"]["output"] == 'a\nb"c', steps["ask"]
-    assert steps["hangs"]["status"] == "timed_out"
+    assert steps["hangs"]["status"] == "timed_out", steps["hangs"]["error"]
     assert steps["hangs"]["error"]["context"]["rule"] == "mcp/timeout"
     assert steps["after"]["status"] == "skipped"
     assert steps["after"]["reason"] == "dependency_failed"
