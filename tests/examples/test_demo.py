@@ -37,6 +37,7 @@ def ours() -> Path:
 TOUR = [*SHOTCLOCK, "demo", "workflow"]
 
 
+@pytest.mark.alone
 def test_make_demo_plays_the_scenes(ours: Path, folder: Path) -> None:
     with open(folder / "out", "wb") as out:
         ran = subprocess.run(make(ours), stdout=out, stderr=out, stdin=subprocess.DEVNULL, timeout=RUN_LIMIT_S)

@@ -33,7 +33,6 @@ class Scene:
     explains: str
     without: str
     with_shotclock: str
-    prepares: str = ""  # run before either
     needs: tuple[str, ...] = ()  # programs
     hangs: bool = False  # without Shotclock it has no end, and is watched for some time
 
@@ -96,9 +95,8 @@ SCENES = (
         2,
         "A command waits for ever",
         "Nothing is ever written to this fifo, so the command never ends.",
-        f"$ cat fifo\n{_EXIT_CODE}",
-        f"$ shotclock exec --idle LIMITs -- cat fifo\n{_EXIT_CODE}",
-        prepares="mkfifo fifo\n",
+        f"$ mkfifo fifo\n$ cat fifo\n{_EXIT_CODE}",
+        f"$ mkfifo fifo\n$ shotclock exec --idle LIMITs -- cat fifo\n{_EXIT_CODE}",
         needs=("mkfifo",),
         hangs=True,
     ),
