@@ -252,7 +252,7 @@ async def _manage_run(engine: Engine, verb: str, run_id: str, call: Call, budget
         return Outcome(Ending.FINISHED, problem, data, warnings=notes)
     data["state"] = "running" if run.status is Status.RUNNING else "paused"
     fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - call.started_ns) // NS_PER_MS)
-    message = f"run {run_id} is {run.status.value}; continue it with data.continue_command"
+    message = f"run {run_id} is {run.status.value}; continue it with `{data['continue_command']}`"
     return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
 
 

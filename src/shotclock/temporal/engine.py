@@ -228,7 +228,9 @@ class TemporalEngine:
             if ending.done():
                 return ending.result()
             if watching.done():
-                return self._parked_answer(run_id, watching.result(), caller.budget_ms or 0)
+                parked = self._parked_answer(run_id, watching.result(), caller.budget_ms or 0)
+                parked.meta["duration_ms"] = (monotonic_ns() - began_ns) // NS_PER_MS
+                return parked
             if untaken.done():
                 message = f"no worker serves queue {untaken.result()!r}: run {run_id} waits for one"
                 start = f"`shotclock worker {self.where} --queue {untaken.result()}` starts one"
