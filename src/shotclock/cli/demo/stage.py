@@ -89,8 +89,7 @@ async def play(runtime: Runtime, scene: Scene, pace: Pace, show: Show) -> list[T
         environment = make_programs(folder)
         scripts = {WITHOUT: scene.without, WITH: scene.with_shotclock}
         takes = [
-            Take(title, runnable(script, pace), folder / title.partition(" ")[0])
-            for title, script in scripts.items()
+            Take(title, runnable(script, pace), folder / title.partition(" ")[0]) for title, script in scripts.items()
         ]
         for take in takes:
             take.folder.mkdir()
