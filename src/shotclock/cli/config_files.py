@@ -90,8 +90,7 @@ class KeptText:
 
     def write(self, file: Path) -> None:
         make_private_directory(self.path.parent)
-        content: dict[str, object] = {"file": str(file), "before": self.before, "after": self.after_digest}
-        content["folders"] = list(self.folders)
+        content = {"file": str(file), "before": self.before, "after": self.after_digest, "folders": self.folders}
         _replace_file(self.path, json.dumps(content, indent=2) + "\n", FILE_MODE)
 
 
@@ -147,7 +146,7 @@ def _ask(plan: ConfigChange) -> bool:
     typed = ask_person("Write this? [y/N] ")
     if not typed:
         hint = "answer y to write it"
-        raise Failure("PERSON_REQUIRED", "nobody answered, and nothing was written", suggestion=hint)
+        raise Failure("PERSON_REQUIRED", "there was no answer, and nothing was written", suggestion=hint)
     return typed.strip().lower() in ("y", "yes")
 
 

@@ -20,6 +20,7 @@ from ..runtime.call import Outcome
 from ..store.runs import StoredRun
 from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine
+from ..workflow.plan import is_per_item
 from ..workflow.state import Status, StepState, read_record
 from ..workflow.step_log import PRINTING, KeptLog, LogLine, list_logs, read_records
 from .engine import temporal_engine
@@ -209,7 +210,7 @@ def _item_number(step: str) -> int | None:
 
 def _check_item(step: str, name: str, state: StepState, workflow: WorkflowFile) -> None:
     """Refuse an item that a step does not have."""
-    if workflow.steps[name].items in (None, False):
+    if not is_per_item(workflow, workflow.steps[name]):
         raise Failure("NOT_FOUND", f"step {name} has no items, so there is no {step}")
     number, items = _item_number(step), state.output
     if number is None or (isinstance(items, list) and number >= len(items)):

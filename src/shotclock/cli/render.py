@@ -178,9 +178,7 @@ def _errors(data: Any, console: Console) -> None:
             column.justify = "right"
         for entry in data["errors"]:
             meaning = Text(entry["summary"]).append(f"\n→ {entry['hint']}", style="dim")
-            retry = "no"
-            if entry["retryable"]:
-                retry = "yes" if entry["side_effects"] == "none" else "yes*"
+            retry = "no" if not entry["retryable"] else "yes" if entry["side_effects"] == "none" else "yes*"
             numbers = (str(entry["exit_code"]), str(entry["http_status"]), retry)
             table.add_row(Text(entry["code"], style="bold"), *numbers, entry["side_effects"], meaning)
         console.print(table)

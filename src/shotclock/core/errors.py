@@ -352,7 +352,7 @@ _WARNINGS: dict[str, str] = {
     "NUMBER_KEPT_AS_TEXT": "A number that was printed cannot be kept exactly, so it is passed on as text.",
     "CLEAN_UP_MISSING": "The run was cancelled, and its clean-up steps could not run.",
     "NOT_TOLD": "The watcher of the run could not be reached any more; the run continued.",
-    "NO_WORKER": "A step had to wait, because no worker served its queue.",
+    "NO_WORKER": "No worker served the queue of a step, soon after the run began.",
     "NOT_NOTIFIED": "A notification was not sent; the run itself is not affected.",
     "NOT_WRITTEN_DOWN": "The end of the run is not in the store, only in this answer.",
     "STORE_NOT_SHRUNK": "What was deleted is gone, but its room on the disk was not given back; try again later.",

@@ -350,7 +350,7 @@ def news_in_words(news: Mapping[str, Any]) -> str:
         is_parked = ", which is parked" if news["is_parked"] else ""
         return f"waits for run {news['for_run']} of group {news['group']}{is_parked}"
     if news["event"] == "no_worker":
-        return f"waits: no worker serves queue {news['queue']!r}; {news['start']}"
+        return f"no worker serves queue {news['queue']!r}; {news['start']}"
     because = f": {news['reason']}" if news.get("reason") else ""
     if news["event"] == "wind_down":
         return f"winds down within {brief(news['within_ms'])}{because}"
