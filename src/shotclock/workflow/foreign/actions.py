@@ -120,27 +120,25 @@ class _FileDraft:
 
     def _note_inside(self) -> None:
         """Note what is not carried over of keys that hold others."""
-        for path, holder in [
-            ((), self.document),
-            *((("jobs", name), job) for name, job in self.document["jobs"].items()),
-        ]:
-            if not isinstance(holder, dict):
-                continue
-            steps = holder.get("steps")
-            steps = steps if isinstance(steps, list) else []
-            places = [(path, holder), *(((*path, "steps", number), step) for number, step in enumerate(steps))]
-            for at, part in places:
-                env = part.get("env") if isinstance(part, dict) else None
-                for name in (
-                    [name for name, text in env.items() if not is_scalar(text)] if isinstance(env, dict) else ()
-                ):
-                    self.draft.lose((*at, "env", name), "a variable is a text, a number, true or false")
+        found = self.document["jobs"].items()
+        jobs: dict[ForeignPath, dict[str, Any]] = {("jobs", name): job for name, job in found if isinstance(job, dict)}
+        holders: dict[ForeignPath, dict[str, Any]] = {(): self.document, **jobs}
+        for path, holder in holders.items():
             for keys, known in _INSIDE.items():
                 inside: object = holder
                 for key in keys:
                     inside = inside.get(key) if isinstance(inside, dict) else None
                 if isinstance(inside, dict):
                     note_unknown(self.draft, inside, known, (*path, *keys), {})
+        for path, job in jobs.items():
+            steps = job.get("steps")
+            for number, step in enumerate(steps if isinstance(steps, list) else ()):
+                holders[*path, "steps", number] = step if isinstance(step, dict) else {}
+        for path, holder in holders.items():
+            env = holder.get("env")
+            for name, text in env.items() if isinstance(env, dict) else ():
+                if not is_scalar(text):
+                    self.draft.lose((*path, "env", name), "a variable is a text, a number, true or false")
 
     def _convert_triggers(self) -> None:
         triggers = self.document.get("on")
