@@ -261,9 +261,13 @@ def conclude(
 ) -> Envelope:
     """Do the work and answer the call, also where the work raises an exception or a signal stops it."""
     try:
-        outcome = body()
+        try:
+            outcome = body()
+        finally:
+            note_stops()  # no second signal interrupts the answer
     except Signalled as signalled:
-        outcome = Outcome(Ending.NOT_STARTED, stop_problem(signalled.name))
+        ending = Ending.CANCELLED if call.mutates else Ending.NOT_STARTED
+        outcome = Outcome(ending, stop_problem(signalled.name))
     except Failure as failure:
         outcome = on_failure(failure)
     except Exception as error:  # a bug: the caller still gets an envelope

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..core.clocks import parse_duration_ms
+from ..core.clocks import NS_PER_MS, parse_duration_ms
 from ..core.envelope import Envelope, stop_problem
-from ..core.errors import Ending, Failure
+from ..core.errors import Ending, Failure, SideEffects
 from ..core.visible_text import visible
 from ..process.clock import monotonic_ns
 from ..runtime.call import Call, Outcome
@@ -87,7 +87,6 @@ def _execute(verb: str, **values: Any) -> Callable[[bool], int]:
     name = f"ui {verb}"
 
     def start(as_json: bool) -> int:
-        raise_on_stop()
         try:
             execution = _read(verb, values)
         except Failure as failure:
@@ -98,8 +97,12 @@ def _execute(verb: str, **values: Any) -> Callable[[bool], int]:
                 data = {"ok": True, "dryRun": True, "plan": execution.plan}
             call = admit_call(name, TIMEOUT_MS)
             return deliver(conclude(call, lambda: Outcome(Ending.FINISHED, data=data)), as_json, _show_data)
-        call = admit_call(name, client.START_LIMIT_MS + client.RESULT_MARGIN_MS + execution.timeout_ms)
-        return deliver(conclude(call, lambda: _run(call, execution, values["device"])), as_json, _show_steps)
+        most_ms = client.START_LIMIT_MS + client.RESULT_MARGIN_MS + execution.timeout_ms
+        call = admit_call(name, most_ms, mutates=execution.mutates)
+        envelope = conclude(call, lambda: _run(call, execution, values["device"]))
+        envelope.meta["duration_ms"] = (monotonic_ns() - call.time.began_ns) // NS_PER_MS  # not the daemon's own
+        envelope.meta["timeout_ms"] = min(execution.timeout_ms, call.bound.limit_ms)
+        return deliver(envelope, as_json, _show_steps)
 
     return start
 
@@ -150,6 +153,7 @@ def _run(call: Call, execution: Execution, device: str | None) -> Outcome | Enve
         remaining_ms = call.bound.bell.remaining_ms(monotonic_ns())
     requests: list[client.DeviceRequest] = []
     try:
+        raise_on_stop()
         return client.execute(
             _device(device),
             execution.written,
@@ -158,8 +162,12 @@ def _run(call: Call, execution: Execution, device: str | None) -> Outcome | Enve
             on_request=requests.append,
         )
     except Signalled as signalled:  # the socket is closed, and the daemon stops the execution
-        steps = requests[0].steps if requests else []
-        return Outcome(Ending.CANCELLED, stop_problem(signalled.name), {"partial": True, "stepResults": steps})
+        outcome = Outcome(Ending.CANCELLED, stop_problem(signalled.name), {"partial": True, "stepResults": []})
+        outcome.side_effects = SideEffects.NONE
+        for request in requests:
+            outcome.data = {"partial": True, "stepResults": request.steps}
+            outcome.side_effects = request.effects_on(execution)
+        return outcome
 
 
 def _device(name: str | None) -> str:

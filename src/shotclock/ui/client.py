@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.envelope import Envelope
-from ..core.errors import Failure
+from ..core.errors import Failure, SideEffects
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import make_private_directory, state_directory
 from ..process.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
@@ -27,7 +27,7 @@ from ..process.kill import kill_tree
 from ..process.private_socket import connect, peer_of
 from ..process.unsupervised import start_detached
 from .device import kind_of
-from .payload import check_device, read_execution
+from .payload import Execution, check_device, effects_of_steps, read_execution
 
 START_LIMIT_MS = 30_000  # a browser on a busy machine, and its first page
 CONNECT_LIMIT_S = 2.0
@@ -74,6 +74,7 @@ class DeviceRequest:
         self._message = {"do": verb, "commandId": self.command_id, **message}
         self._events: list[dict[str, Any]] = []
         self._connection: socket.socket | None = None
+        self._is_sent = False
         self._may_have_begun = False
 
     def run(self, margin_ms: int, *, until_ns: int | None = None) -> Envelope:
@@ -88,7 +89,12 @@ class DeviceRequest:
             if failure.code != "DEVICE_LOST" or self._may_have_begun or self.verb in ("status", "stop"):
                 raise
         # The daemon ended before it read the request: nothing has begun.
+        self._is_sent = False
         return self._run(margin_ms, until_ns)
+
+    def effects_on(self, execution: Execution) -> SideEffects:
+        """Return what the execution has changed as far as this client knows."""
+        return effects_of_steps(execution, self.steps, is_over=not self._is_sent)
 
     def cut(self) -> None:
         """End the request from another thread: the daemon sees that its caller has left, and stops the execution."""
@@ -108,6 +114,7 @@ class DeviceRequest:
             self._connection = connection
             if until_ns is not None:
                 self._message["remainingMs"] = max(1, (until_ns - monotonic_ns()) // 1_000_000)
+            self._is_sent = True
             try:
                 connection.sendall(json.dumps(self._message).encode() + b"\n")
             except OSError as error:
@@ -141,8 +148,12 @@ class DeviceRequest:
 
     def _receive(self, connection: socket.socket, stop_ns: int, began_ns: int, is_own_limit: bool) -> bytes:
         """Return the next bytes. A daemon that is silent until its own limit is killed."""
-        left_ns = stop_ns - monotonic_ns()
-        if left_ns <= 0:
+        connection.settimeout(max(0.001, (stop_ns - monotonic_ns()) / 1e9))
+        try:
+            chunk = connection.recv(65536)  # also past the limit: a client that was stopped finds the answer here
+        except TimeoutError:
+            if monotonic_ns() < stop_ns:
+                return b""
             waited_ms = (monotonic_ns() - began_ns) // 1_000_000
             message = f"no result of {self.command_id} came from {self.device} within {waited_ms} ms"
             killed = kill_daemon(self.device, connection) if is_own_limit and self.verb != "status" else None
@@ -150,11 +161,6 @@ class DeviceRequest:
                 raise self._fail("RESULT_ENVELOPE_TIMEOUT", message)
             message += "; its daemon did not answer, and was killed"
             raise self._fail("RESULT_ENVELOPE_TIMEOUT", message, killed=killed)
-        connection.settimeout(max(0.001, left_ns / 1e9))
-        try:
-            chunk = connection.recv(65536)
-        except TimeoutError:
-            return b""
         except OSError as error:
             raise self._fail("DEVICE_LOST", f"the daemon of {self.device} is gone: {error}") from None
         if not chunk:
@@ -207,12 +213,16 @@ def execute(
     """Run an execution on a device within the rest of the caller's time. Blocks, bounded."""
     until_ns = None if remaining_ms is None else monotonic_ns() + remaining_ms * 1_000_000
     execution = read_execution(payload, timeout_ms=timeout_ms)
-    check_device(execution, kind_of(device) == "android")
     message = {"execution": execution.written, "pid": os.getpid(), "traceparent": traceparent}
     request = DeviceRequest(device, "execute", execution.command_id, **message)
     if on_request is not None:
         on_request(request)
-    return request.run(execution.timeout_ms + RESULT_MARGIN_MS, until_ns=until_ns)
+    try:
+        check_device(execution, kind_of(device) == "android")
+        return request.run(execution.timeout_ms + RESULT_MARGIN_MS, until_ns=until_ns)
+    except Failure as failure:
+        failure.side_effects = request.effects_on(execution)
+        raise
 
 
 async def execute_async(device: str, payload: object, **options: Any) -> Envelope:

@@ -46,8 +46,8 @@ from .adb import Adb, find_server_version, server_address
 from .browser import NO_PLAYWRIGHT, require_chromium
 from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
 from .device import DeviceEntry, ProgramOutput, kind_of
-from .execution import MODULES, RUN_COMMAND, START_PROGRAM, describe_result, effects_of_steps
-from .payload import Execution, read_execution
+from .execution import MODULES, RUN_COMMAND, START_PROGRAM, describe_result
+from .payload import Execution, effects_of_steps, read_execution
 
 T = TypeVar("T")
 Send = Callable[..., None]
@@ -449,8 +449,7 @@ def judge_result(
     if outcome.ending is Ending.CANCELLED:  # it obeyed the cancellation
         page = {"state": "unknown", "where": None, "next": "same"}
     outcome.data = describe_result(execution, "failed", steps, index, page)
-    is_unfinished = len(steps) <= index and execution.actions[index].params.mutates
-    outcome.side_effects = SideEffects.UNKNOWN if is_unfinished else effects_of_steps(execution, steps)
+    outcome.side_effects = effects_of_steps(execution, steps, is_over=False)  # the last events may be lost with it
     return outcome
 
 

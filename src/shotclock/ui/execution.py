@@ -30,13 +30,13 @@ from typing import Any, TypeVar, cast
 
 from ..core.clocks import NS_PER_MS, ClockKind, Deadline, Fired
 from ..core.envelope import describe_exception
-from ..core.errors import Failure, SideEffects
+from ..core.errors import Failure
 from ..core.value_types import record, value
 from ..process.clock import monotonic_ns
 from ..process.context import Context
 from . import android, browser, payload
 from .device import Countdown, Device, Place, ProgramOutput, Snapshot, kind_of
-from .payload import Action, Execution, read_execution, usable_ms
+from .payload import Action, Execution, effects_of_steps, read_execution, usable_ms
 
 T = TypeVar("T")
 Event = dict[str, object]
@@ -230,23 +230,6 @@ def describe_result(
     position = {"index": index, "actionId": action_id, "completed": completed, "total": len(execution.actions)}
     head = {"commandId": execution.command_id, "taskId": execution.task_id, "status": status}
     return {**head, "stepResults": steps, "position": position, "page": page}
-
-
-def effects_of_steps(execution: Execution, steps: list[dict[str, Any]]) -> SideEffects:
-    """Return the side effects of the steps that ran. Those of a failed step that mutates are unknown."""
-    mutating = {action.id for action in execution.actions if action.params.mutates}
-    refused = ("ACTION_UNSUPPORTED", "WAIT_TIMEOUT", "NODE_NOT_FOUND")  # nothing was tried
-    done = [
-        step
-        for step in steps
-        if step["id"] in mutating and (step["success"] or step["data"].get("code") not in refused)
-    ]
-    if not done:
-        return SideEffects.NONE
-    if not all(step["success"] for step in done):
-        return SideEffects.UNKNOWN
-    is_whole = len(steps) == len(execution.actions) and all(step["success"] for step in steps)
-    return SideEffects.COMPLETE if is_whole else SideEffects.PARTIAL
 
 
 def _page(now: Place, before: Place | None) -> dict[str, object]:

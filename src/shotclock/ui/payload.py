@@ -534,6 +534,26 @@ def read_execution(written: object, *, timeout_ms: object = None) -> Execution:
     return _PayloadReader(written if timeout_ms is None else {**written, "timeoutMs": timeout_ms}).read()
 
 
+def effects_of_steps(execution: Execution, steps: list[dict[str, Any]], *, is_over: bool = True) -> SideEffects:
+    """Return the side effects of the steps that ran. `is_over` False: later actions may have run unseen."""
+    refused = ("ACTION_UNSUPPORTED", "WAIT_TIMEOUT", "NODE_NOT_FOUND")  # nothing was tried, but for scrolls
+    seen = {step["id"]: step for step in steps}
+    has_stopped = is_over or (execution.mode != "best_effort" and not all(step["success"] for step in steps))
+    done: list[bool] = []
+    for action in execution.actions:
+        step = seen.get(action.id)
+        if not action.params.mutates or (step is None and has_stopped):
+            continue
+        if step is None or step["success"] or action.type == "scroll_until" or step["data"].get("code") not in refused:
+            done.append(step is not None and bool(step["success"]))
+    if not all(done):
+        return SideEffects.UNKNOWN
+    if not done:
+        return SideEffects.NONE
+    is_whole = len(steps) == len(execution.actions) and all(step["success"] for step in steps)
+    return SideEffects.COMPLETE if is_whole else SideEffects.PARTIAL
+
+
 def check_device(execution: Execution, is_phone: bool) -> None:
     """Raise Failure where a phone cannot do one of the actions; nothing is sent then."""
     for place, action in enumerate(execution.actions if is_phone else ()):
