@@ -58,6 +58,10 @@ PAGES = {
     "<input type='file' id='file' onchange='got.textContent = [...this.files].map(f => f.name)'> "
     "<input type='file' id='secret' hidden multiple onchange='got.textContent = [...this.files].map(f => f.name)'> "
     "<button onclick='secret.click()'>Choose</button> <p id='got'></p>",
+    "/slow-input": "<title>Slow input</title><p id='said'></p>"
+    "<button onclick=\"said.textContent = 'clicked'\">Go</button>"
+    "<textarea oninput=\"said.textContent = 'typed'; const end = performance.now() + 30;"
+    'while (performance.now() < end);"></textarea><select disabled><option>a</option></select>',
     "/frames": "<title>Frames</title><button>Main</button><iframe src='/outer'></iframe><script>document.write("
     "`<iframe name='other' src='http://localhost:${location.port}/foreign'></iframe>`)</script>",
     "/outer": "<button onclick=\"this.textContent = 'Pressed'\">Outer</button><iframe src='/inner'></iframe>",

@@ -60,7 +60,9 @@ def answer(connection: socket.socket) -> None:
                     return
             elif verb == "good":
                 meta = {"exit_code": 0, "ending": "finished", "side_effects": "complete"}
-                send(envelope={"ok": True, "data": {"text": "x" * 100_000}, "error": None, "warnings": [], "meta": meta})
+                send(
+                    envelope={"ok": True, "data": {"text": "x" * 100_000}, "error": None, "warnings": [], "meta": meta}
+                )
                 print("answered", flush=True)
 
 

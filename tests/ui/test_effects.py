@@ -7,17 +7,19 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shotclock.core.envelope import Problem
-from shotclock.core.errors import Ending, SideEffects
+from shotclock.core.errors import Ending, Failure, SideEffects
 from shotclock.runtime.call import Outcome
 from shotclock.ui.client import RESULT_MARGIN_MS
 from shotclock.ui.daemon import judge_result
@@ -25,6 +27,7 @@ from shotclock.ui.payload import read_execution
 from tests.server.client import MODERN, connected, envelope_in
 
 from .conftest import act, execution
+from .pages import Session, session_in
 
 SHOTCLOCK = [sys.executable, "-m", "shotclock"]
 WITHIN_S = 100.0
@@ -36,7 +39,9 @@ REFUSED = ("NODE_NOT_FOUND", "WAIT_TIMEOUT")
 @contextmanager
 def daemon_of(device: str) -> Iterator[subprocess.Popen[str]]:
     words = [sys.executable, "-m", "tests.ui.scripted_daemon", device]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
     assert process.stdin is not None and process.stdout is not None
     try:
         assert process.stdout.readline() == "ready\n"
@@ -52,6 +57,28 @@ def daemon_of(device: str) -> Iterator[subprocess.Popen[str]]:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+def look_for(session: Session, resource_id: str) -> str:
+    answer = session.run(act("read_text", "look") | {"params": {"matcher": {"resourceId": resource_id}}})
+    text: str = answer["data"]["stepResults"][0]["data"]["text"]
+    return text
+
+
+@pytest.mark.slow
+def test_an_order_that_was_partly_done_is_no_wait_in_vain(home: Path) -> None:
+    with session_in(home) as session:
+        assert session.run(session.open("/slow-input"))["ok"]
+        choosing = {"matcher": {"textEquals": "Go"}, "paths": ["/etc/hostname"], "timeoutMs": 800}
+        typing = {"matcher": {"role": "textbox"}, "text": "ms" * 200, "clear": False, "timeoutMs": 1500}
+        for action_type, params, done in (("upload_file", choosing, "clicked"), ("enter_text", typing, "typed")):
+            answer = session.run({"id": "it", "type": action_type, "params": params})
+            assert look_for(session, "said") == done
+            assert answer["error"]["code"] == "OPERATION_TIMEOUT", answer["error"]
+            assert answer["meta"]["side_effects"] == "unknown" and not answer["error"]["retryable"]
+        disabled = {"matcher": {"role": "combobox"}, "options": ["a"], "timeoutMs": 600}
+        answer = session.run({"id": "it", "type": "select_option", "params": disabled})
+        assert (answer["error"]["code"], answer["meta"]["side_effects"]) == ("WAIT_TIMEOUT", "none")
 
 
 def case(script: str, *actions: tuple[str, str], mode: str = "direct", timeout_ms: int = 1000) -> dict[str, Any]:
@@ -191,6 +218,17 @@ def test_a_client_that_was_stopped_past_its_limit_reads_a_long_answer_that_is_th
         assert len(json.loads(out)["data"]["text"]) == 100_000 and daemon.poll() is None
 
 
+@pytest.mark.slow
+def test_the_duration_and_the_timeout_in_an_answer_are_those_of_the_caller() -> None:
+    with daemon_of("browser"):
+        for ending in ("good", "close"):
+            began = time.monotonic()
+            meta = ask_command_line(case(f"begun {ending}", CLICK, timeout_ms=7000))["meta"]
+            waited_ms = (time.monotonic() - began) * 1000
+            assert meta["timeout_ms"] == 7000, meta
+            assert waited_ms / 4 < meta["duration_ms"] <= waited_ms, (meta, waited_ms)
+
+
 def test_a_device_process_that_is_gone_may_have_gone_on_after_its_last_event() -> None:
     payload = execution(act("read_text", "look", "A"), act("click", "go", "B"))
     begun = [{"event": "step", "id": "look", "actionType": "read_text", "index": 0}]
@@ -201,5 +239,125 @@ def test_a_device_process_that_is_gone_may_have_gone_on_after_its_last_event() -
 def test_scrolls_that_did_not_find_their_node_were_done() -> None:
     payload = execution(act("scroll_until", "s", "End"))
     failed = [{"id": "s", "actionType": "scroll_until", "success": False, "data": {"code": "WAIT_TIMEOUT"}}]
-    outcome = judge_result(read_execution(payload), "browser", Outcome(Ending.KILLED, Problem("TIMEOUT", "")), [], failed)
+    outcome = judge_result(
+        read_execution(payload), "browser", Outcome(Ending.KILLED, Problem("TIMEOUT", "")), [], failed
+    )
     assert outcome.side_effects is SideEffects.UNKNOWN
+
+
+# --- real orders --------------------------------------------------------------------------------------------------
+
+ORDER_PAGE = (
+    b"""<title>Orders</title><button onclick="fetch('/order', {method: 'POST'})">Order</button><p id=said>Ready</p>"""
+)
+MOMENTS = [
+    ("daemon", signal.SIGKILL),
+    ("client", signal.SIGTERM),
+    ("daemon", signal.SIGTERM),
+    ("client", signal.SIGINT),
+]
+
+
+class Orders(BaseHTTPRequestHandler):
+    count = 0
+    arrived = threading.Event()
+
+    def do_POST(self) -> None:
+        Orders.count += 1
+        Orders.arrived.set()
+        self._answer(b"ordered")
+
+    def do_GET(self) -> None:
+        self._answer(ORDER_PAGE)
+
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def shop() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Orders)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join(WITHIN_S)
+        server.server_close()
+
+
+def wait_until_idle(session: Session) -> None:
+    give_up_at = time.monotonic() + WITHIN_S
+    while time.monotonic() < give_up_at:
+        with suppress(Failure):  # of a daemon that is just ending
+            if (session.status() or {}).get("holder") is None:
+                return
+        time.sleep(0.02)
+    raise AssertionError("the device has been busy for too long")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rounds", [4, pytest.param(80, marks=pytest.mark.soak)])
+def test_the_effects_of_failures_at_a_random_moment_agree_with_the_orders_that_were_counted(
+    rounds: int, home: Path, tmp_path: Path
+) -> None:
+    seed = SEED if rounds < 10 else random.SystemRandom().randrange(1 << 32)
+    chance = random.Random(seed)
+    order, pause = act("click", "x", "Order"), {"id": "x", "type": "sleep", "params": {"durationMs": 250}}
+    actions = [{**each, "id": f"a{place}"} for place, each in enumerate([pause, order, pause, order, pause])]
+    failures: set[tuple[str, str]] = set()
+    with session_in(home) as session, shop() as url:
+        for number in range(rounds):
+            opened = session.run({"id": "open", "type": "open_uri", "params": {"uri": url}}, timeout_ms=30_000)
+            assert opened["ok"], opened
+            daemon = (session.status() or {})["pid"]
+            target, sent = (
+                MOMENTS[number % len(MOMENTS)] if rounds < 10 else chance.choice([*MOMENTS, ("daemon", signal.SIGSTOP)])
+            )
+            surface = "ui exec" if rounds < 10 else chance.choice(("ui exec", "run"))
+            payload = execution(*actions, timeout_ms=5000 if rounds < 10 else 2000)
+            before = Orders.count
+            Orders.arrived.clear()
+            if surface == "run":
+                (tmp_path / "flow.yaml").write_text(json.dumps({"steps": {"it": {"type": "ui", "execution": payload}}}))
+                words = [*SHOTCLOCK, "run", "flow.yaml", "--json"]
+            else:
+                words = [*SHOTCLOCK, "ui", "exec", "--execution", json.dumps(payload)]
+            process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            if rounds < 10 or chance.random() < 0.5:
+                assert Orders.arrived.wait(WITHIN_S)
+                time.sleep(chance.uniform(0, 0.4))  # the random moment
+            else:
+                time.sleep(chance.uniform(0, 1.2 if surface == "ui exec" else 2.5))
+            with suppress(ProcessLookupError):
+                os.kill(process.pid if target == "client" else daemon, sent)
+            out, _ = process.communicate(timeout=WITHIN_S)
+            if sent == signal.SIGSTOP:
+                with suppress(ProcessLookupError):
+                    os.kill(daemon, signal.SIGCONT)
+            wait_until_idle(session)
+            ordered = Orders.count - before
+            where = f"seed {seed}, round {number}: {surface}, {sent.name} to the {target}, {ordered} orders: {out!r}"
+            if not out:  # the signal came before it listened for any
+                assert target == "client" and ordered == 0, where
+                continue
+            answer = json.loads(out)
+            effects, error = answer["meta"]["side_effects"], answer["error"]
+            if surface == "run":
+                step = answer["data"]["steps"]["it"] if answer["data"] else {}
+                assert step.get("side_effects", "none") == effects, where
+            failures |= {(error["code"], effects)} if error else set()
+            assert effects != "none" or ordered == 0, where
+            assert effects not in ("complete", "partial") or ordered, where
+            assert error is None or effects == "none" or not error["retryable"], where
+            assert error is not None or (ordered == 2 and effects == "complete"), where
+    assert failures, seed

@@ -252,7 +252,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("EVAL_TIMEOUT", 10, 504, True, UNKNOWN, "The page did not answer a question about itself in time.",
                    "the page is busy or frozen; data.page says whether it is still there"),
         ErrorEntry("DEVICE_LOST", 1, 502, False, UNKNOWN, "The page, the browser or the phone went away in between.",
-                   "call again: the next execution gets a fresh one; data.stepResults says what was done before"),
+                   "the next call gets a fresh one; data.stepResults says what was done: look before doing it again"),
         ErrorEntry("DEVICE_UNAVAILABLE", 12, 503, True, NONE, "The device cannot be started or reached.",
                    "run `shotclock ui devices`; error.message says what is missing"),
         ErrorEntry("ACTION_FAILED", 1, 500, False, UNKNOWN, "The device could not do what the action asks for.",

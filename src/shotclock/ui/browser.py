@@ -114,6 +114,7 @@ class BrowserDevice:
         self._context: Any = None
         self._tabs = Tabs(browser, None, self._error, is_own=is_own)
         self.is_fresh: bool = False
+        self._may_have_acted = False  # whether an order of the action was taken, or may have been
 
     async def open_page(self) -> None:
         if self._is_own:
@@ -223,6 +224,7 @@ class BrowserDevice:
         self, what: str, within_ms: int, silent: str = "OPERATION_TIMEOUT", matcher: Matcher | None = None
     ) -> AsyncIterator[None]:
         doubting = None if matcher is None else asyncio.ensure_future(self._answers_near_end(within_ms))
+        self._may_have_acted = False
         try:
             self._tabs.keeps_dialogs = False  # before one is dismissed, which may open the next
             await self._tabs.dismiss_dialogs()
@@ -234,7 +236,7 @@ class BrowserDevice:
             why = _reason_in(str(error)) if to is None else f": the page is navigating to {to[:200]}"
             if matcher is None or doubting is None or not (to or await doubting):
                 raise Failure(silent, f"the page did not answer {what} {waited}{'' if to is None else why}") from None
-            if "performing" in str(error):  # its effect is unknown
+            if self._may_have_acted:  # its effect is unknown
                 raise Failure(silent, f"{what} did not end {waited}") from None
             raise Failure("WAIT_TIMEOUT", f"no node with {matcher.describe()} could be used {waited}{why}") from None
         except self._error as error:
@@ -242,7 +244,7 @@ class BrowserDevice:
             gone = ("has been closed", "crashed", "Connection closed", "Browser closed", "disconnected")
             if any(sign in str(error) for sign in gone):
                 raise Failure("DEVICE_LOST", f"the page or the browser went away: {text}") from None
-            if matcher is not None and "Invalid frame in aria-ref" in text:
+            if matcher is not None and "Invalid frame in aria-ref" in text and not self._may_have_acted:
                 raise no_ref(matcher) from None
             raise Failure("ACTION_FAILED", text) from None
         finally:
@@ -254,8 +256,11 @@ class BrowserDevice:
         """Await a click or a key. A page that begins to navigate has received it; Playwright waits for its load."""
         tab, began_ns = self._tab, monotonic_ns()
         try:
-            return await self._tabs.run_order(order, time.left_ms)
+            done = await self._tabs.run_order(order, time.left_ms)
+            self._may_have_acted = True
+            return done
         except self._timeout as error:
+            self._may_have_acted = self._may_have_acted or not _waited_only(str(error))
             was_received = "performing" in str(error) or "elementHandle.press" in str(error)
             if not was_received or tab.leaving is None or tab.leaving[1] < began_ns:
                 raise
@@ -539,3 +544,15 @@ def _reason_in(text: str) -> str:
         if any(sign in line for sign in ("intercepts pointer events", "is not visible", "is not enabled", "not stable"))
     ]
     return f": {reasons[-1][:300]}" if reasons else ""
+
+
+def _waited_only(log: str) -> bool:
+    """Return whether Playwright's log of an order ends while it still waits for its node to be usable."""
+    if log.partition(":")[0].endswith((".click", ".hover")):
+        return "performing" not in log
+    if "elementHandle." in log:  # keys were pressed; the log has them
+        return False
+    last = log.rstrip(" -\n").rpartition("\n")[2]
+    return (
+        "locator resolved" not in log or re.match(r"\W*(waiting \d+ms|element is not|did not find)", last) is not None
+    )

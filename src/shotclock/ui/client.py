@@ -152,20 +152,20 @@ class DeviceRequest:
         try:
             chunk = connection.recv(65536)  # also past the limit: a client that was stopped finds the answer here
         except TimeoutError:
-            if monotonic_ns() < stop_ns:
-                return b""
-            waited_ms = (monotonic_ns() - began_ns) // 1_000_000
-            message = f"no result of {self.command_id} came from {self.device} within {waited_ms} ms"
-            killed = kill_daemon(self.device, connection) if is_own_limit and self.verb != "status" else None
-            if killed is None:
-                raise self._fail("RESULT_ENVELOPE_TIMEOUT", message)
-            message += "; its daemon did not answer, and was killed"
-            raise self._fail("RESULT_ENVELOPE_TIMEOUT", message, killed=killed)
+            chunk = None
         except OSError as error:
             raise self._fail("DEVICE_LOST", f"the daemon of {self.device} is gone: {error}") from None
-        if not chunk:
+        if chunk == b"":
             raise self._fail("DEVICE_LOST", f"the daemon of {self.device} ended before it answered")
-        return chunk
+        if chunk is not None or monotonic_ns() < stop_ns:
+            return chunk or b""
+        waited_ms = (monotonic_ns() - began_ns) // 1_000_000
+        message = f"no result of {self.command_id} came from {self.device} within {waited_ms} ms"
+        killed = kill_daemon(self.device, connection) if is_own_limit and self.verb != "status" else None
+        if killed is None:
+            raise self._fail("RESULT_ENVELOPE_TIMEOUT", message)
+        message += "; its daemon did not answer, and was killed"
+        raise self._fail("RESULT_ENVELOPE_TIMEOUT", message, killed=killed)
 
     def _parse(self, line: bytes) -> dict[str, Any]:
         try:
