@@ -71,7 +71,7 @@ from .core.served import ServedOptions, check_served_options, find_idle_completi
 from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
 from .core.value_types import record, replace
-from .core.words_of_fastmcp import APP, ExplainsMembers
+from .core.foreign_words import APP, ExplainsMembers
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress
@@ -102,9 +102,9 @@ class App(ExplainsMembers):
         self,
         name: str,
         *,
-        default_timeout: object = "30s",
+        default_timeout: object = None,
         default_timeout_ms: int | None = None,
-        operation_timeout: object = "120s",
+        operation_timeout: object = None,
         operation_timeout_ms: int | None = None,
         grace: object = DEFAULT_GRACE,
         version: str = "0",
@@ -124,9 +124,11 @@ class App(ExplainsMembers):
         self.name = name
         self.version = version
         self.help = help
-        timeout_ms = read_limit_ms("default_timeout", default_timeout, default_timeout_ms)
+        timeout_ms = read_limit_ms("default_timeout", default_timeout, default_timeout_ms, "30s")
         self.clocks: Clocks = Clocks(timeout_ms=timeout_ms).over(Clocks.of(grace=grace))
-        self.operation_timeout_ms: int = read_limit_ms("operation_timeout", operation_timeout, operation_timeout_ms)
+        self.operation_timeout_ms: int = read_limit_ms(
+            "operation_timeout", operation_timeout, operation_timeout_ms, "120s"
+        )
         self.workers = workers
         self.proposals = proposals
         self.debug = debug

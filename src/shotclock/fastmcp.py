@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from .core.errors import Failure
 from .core.value_types import value
-from .core.words_of_fastmcp import CONTEXT, ExplainsMembers
+from .core.foreign_words import CONTEXT, ExplainsMembers
 from .process import context
 
 T = TypeVar("T")

@@ -140,6 +140,29 @@ def test_the_limits_of_an_app_may_be_given_in_milliseconds():
         App("tool", default_timeout_ms=-1)
 
 
+def test_a_limit_is_written_once_as_a_duration_or_in_milliseconds() -> None:
+    app = App("tool")
+
+    @app.command(timeout_ms=300_000)
+    def bring_in() -> int:
+        return 1
+
+    assert [spec.clocks.timeout_ms for spec in app.catalogue().commands] == [300_000]
+    for given in (
+        {"default_timeout": "7s", "default_timeout_ms": 900},
+        {"default_timeout": "30s", "default_timeout_ms": 900},
+        {"operation_timeout": "7s", "operation_timeout_ms": 900},
+    ):
+        with pytest.raises(ValueError, match="are one limit: leave one out"):
+            App("tool", **given)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="timeout and timeout_ms are one limit: leave one out"):
+
+        @app.command(timeout="5s", timeout_ms=5000)
+        def other() -> int:
+            return 1
+
+
+
 @pytest.mark.requirement("F-011")
 def test_every_command_has_a_timeout_and_its_own_wins(app: App):
     app.command(name="default")(sync_command)

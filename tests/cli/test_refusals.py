@@ -203,3 +203,24 @@ def test_an_unknown_option_of_run_is_refused_in_words(tmp_path: Path) -> None:
     )
     [mistake] = json.loads(ended.stdout)["error"]["errors"]
     assert ended.returncode == 2 and mistake["field"] == "--just" and "unknown option" in mistake["message"]
+
+
+def test_the_words_of_other_tools_are_answered_with_ours(shotclock: Callable[..., Any]) -> None:
+    for words, hint in (
+        (["wait", "--text", "x"], "write shotclock ui wait"),
+        (["snapshot"], "write shotclock ui snapshot"),
+        (["wait-for-nav", "--timeout", "5000"], "write shotclock ui wait-for-nav"),
+        (["execute", "--execution", "{}"], "write shotclock ui exec"),
+        (["--check", "all", "--timeout", "300000"], "write shotclock run FLOW"),
+        (["rap", "--config", "x"], "did you mean wrap?"),
+        (["ui", "wait", "--desc", "x"], "write --label"),
+        (["ui", "click", "--coordinate", "3,4"], "write --at X,Y"),
+        (["ui", "exec", "best-effort"], '"mode": "best_effort"'),
+        (["run", "--check", "all"], "--only STEP,STEP"),
+        (["run", "--config", "flow.yaml"], "shotclock run FLOW"),
+        (["run", "flow.yaml", "--debug"], "--events FILE"),
+        (["run", "flow.yaml", "--max-parallelism", "3"], "max_parallelism: N in the file"),
+        (["run", "flow.yaml", "--fail-fast"], "fail_fast: true in the file"),
+    ):
+        error = shotclock(*words, "--json").json()["error"]
+        assert hint in f"{error['message']} {error['suggestion']}", (words, error)

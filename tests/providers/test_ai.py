@@ -1328,3 +1328,17 @@ def test_a_model_that_declines_or_leaves_out_how_much_has_the_agent_wind_down(
     assert step["duration_ms"] < 60_000
     request, *_ = step["overtime"]
     assert (request["verdict"], request["granted_ms"], request["reason"]) == ("declined", 0, decision["reason"])
+
+
+def test_a_model_that_observes_and_gives_no_decision_is_named_as_such(run: Callable[..., Envelope]) -> None:
+    def answer(request: dict[str, Any]) -> Any:
+        return Say("I wonder") if "You watch a long piece of work" in json.dumps(request) else Hang()
+
+    with model_server(answer) as server:
+        envelope = run(f"""
+            steps:
+              it: {ask(server, NEGOTIATED)}
+        """)
+    request, wound_down = steps(envelope)["it"]["overtime"]
+    assert (request["verdict"], request["reason"]) == ("failed", "the observer gave no decision in 2 answers")
+    assert wound_down["by"] == "soft clock"

@@ -685,3 +685,21 @@ def test_a_server_is_told_of_a_wind_down_that_began_before_it_was_started(run: R
     server = speaking_server("good", method="slow")
     envelope = run(f"steps: {{a: {{{server}, timeout: 60, soft: 50ms, wind_down: 2s, grace: 0}}}}", on_news=on_news)
     assert statuses(envelope) == {"a": "timed_out"} and len(asked) == 1
+
+
+def test_the_record_says_who_decided_that_a_step_winds_down(run: Run) -> None:
+    loop = 'exec: "while :; do echo x; sleep 0.05; done", timeout: 60, soft: 200ms, wind_down: 100ms, grace: 100ms'
+    envelope = run(f"""
+    steps:
+      used_up: {{{loop}, overtime: {{budget: 50s, max_requests: 1, max_per_request: 200ms}}}}
+      fails: {{{loop}, overtime: {{command: "exit 3", budget: 50s}}}}
+      declines: {{{loop}, overtime: {{command: "echo '{{\\"decline\\": true}}'", budget: 50s}}}}
+    """)
+    for name, verdict, observer, by in (
+        ("used_up", "exhausted", "none", "soft clock"),
+        ("fails", "failed", "command", "soft clock"),
+        ("declines", "declined", "command", "observer"),
+    ):
+        *_, decided, wound_down = step(envelope, name)["overtime"]
+        found = decided["verdict"], decided["observer"], wound_down["event"], wound_down["by"]
+        assert found == (verdict, observer, "wind_down", by), (name, decided, wound_down)

@@ -206,8 +206,8 @@ class ParsedLine:
         self.mistakes.append({"field": field, "message": message})
 
     def refuse_unknown(self, name: str, known: Iterable[str], hint: str) -> str | None:
-        nearest = nearest_of(name, known)
-        self.refuse(name, f"unknown option; {hint if nearest is None else f'did you mean {nearest}?'}")
+        nearest, meant = explain(name, known)
+        self.refuse(name, f"unknown option; {meant or hint}")
         if nearest is not None:
             self.suggested.append(nearest)
         return nearest
@@ -230,8 +230,7 @@ def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
     if line.command is not None:
         return line
     line.format = _read_without_command(table, options).format
-    if (nearest := nearest_of(name, table.names)) is not None:
-        line.suggestion = f"did you mean {nearest}?"
+    line.suggestion = explain(name, table.names, table.name, options[:place])[1] or None
     line.refuse(table.kind, f"there is no {table.kind} {name!r}; {line.suggestion or _list_names(table)}")
     return line
 
@@ -410,12 +409,15 @@ def _list_names(table: CommandTable) -> str:
 
 
 def nearest_of(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that resembles this one most. Dashes do not count: all options share them."""
-    import difflib
+    """Return the known name that resembles this one most."""
+    return explain(name, known)[0]
 
-    names = {each.lstrip("-"): each for each in known}
-    close = difflib.get_close_matches(name.lstrip("-").lower(), names, n=1)
-    return names[close[0]] if close else None
+
+def explain(name: str, known: Iterable[str], table: str = "", words: Iterable[str] = ()) -> tuple[str | None, str]:
+    """Return the known name that was probably meant, and what to write. `words` were typed before it."""
+    from ..core import foreign_words  # imports difflib, which only mistakes need
+
+    return foreign_words.explain(name, list(known), table, words)
 
 
 def help_width() -> int:

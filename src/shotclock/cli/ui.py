@@ -20,7 +20,7 @@ from ..ui.device import DEFAULT_DEVICE, kind_of
 from ..ui.payload import Execution, parse_payload, read_execution
 from ..ui.verbs import VERBS, Input, build
 from .output import Signalled, is_terminal, raise_on_stop, read_stdin, write_quietly
-from .parser import CommandTable, Option, Subcommand, argument, duration, flag, option
+from .parser import CommandTable, Option, Subcommand, argument, duration, explain, flag, option
 from .subcommand import JSON, TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, problem_in, unstarted
 
 DEVICE_VARIABLE = "SHOTCLOCK_UI_DEVICE"
@@ -130,7 +130,8 @@ def _read_payload(written: str | None) -> object:
         with open(written, "rb") as file:
             return parse_payload(file.read(MAX_FILE_BYTES))
     except FileNotFoundError:
-        raise Failure("FILE_NOT_FOUND", f"there is no file {written!r}") from None
+        hint = explain(written, (), "shotclock ui exec")[1] or None
+        raise Failure("FILE_NOT_FOUND", f"there is no file {written!r}", suggestion=hint) from None
     except OSError as error:
         raise Failure("FILE_UNREADABLE", f"{written!r} cannot be read: {error.strerror}") from None
 

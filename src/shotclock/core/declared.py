@@ -28,6 +28,7 @@ class Declared(TypedDict, total=False):
 
     name: str | None
     timeout: object
+    timeout_ms: int | None
     soft: object
     idle: object
     queue: object
@@ -100,7 +101,10 @@ def check_placeholders(name: str, template: str, parameters: set[str]) -> None:
 
 
 def read_clocks(name: str, options: Declared, interruption: Interruption | None, defaults: Clocks) -> Clocks:
-    clocks = Clocks.of(**{name: limit for name, limit in options.items() if name in CLOCK_NAMES})
+    limits = {name: limit for name, limit in options.items() if name in CLOCK_NAMES}
+    if (timeout_ms := options.get("timeout_ms")) is not None:
+        limits["timeout"] = f"{read_limit_ms('timeout', limits.get('timeout'), timeout_ms)}ms"
+    clocks = Clocks.of(**limits)
     if interruption is not None:  # the work of a job is bounded by its lifetime, not by the App's timeout
         job = Clocks(timeout_ms=interruption.max_lifetime_ms, idle_ms=interruption.idle_timeout_ms)
         clocks = clocks.over(job)
@@ -183,9 +187,14 @@ def read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None)
     return policy
 
 
-def read_limit_ms(name: str, written: object, ms: int | None) -> int:
+def read_limit_ms(name: str, written: object, ms: int | None, default: str = "0") -> int:
+    """Read a limit that is written as a duration or in milliseconds, not both."""
+    if written is not None and ms is not None:
+        raise ValueError(f"{name} and {name}_ms are one limit: leave one out")
     try:
-        return parse_duration_ms(written) if ms is None else parse_duration_ms(ms, bare="ms")
+        if ms is not None:
+            return parse_duration_ms(ms, bare="ms")
+        return parse_duration_ms(default if written is None else written)
     except DurationError as error:
         raise DurationError(f"{name}: {error}") from None
 

@@ -117,7 +117,7 @@ class Verdict(StrEnum):
     DECLINED = "declined"
     FAILED = "failed"  # the observer hung, failed or gave an invalid answer
     UNANSWERED = "unanswered"  # the work ended before the observer answered
-    EXHAUSTED = "exhausted"  # nothing was left to grant; the observer was not called
+    EXHAUSTED = "exhausted"  # nothing was left to grant, whether or not the observer was asked
 
 
 @value
@@ -196,8 +196,9 @@ class Overtime:
         took_ms: int,
         ceiling_ms: int | None,
         asked_by: str = "soft clock",
+        is_asked: bool = True,
     ) -> OvertimeRequest:
-        """Grant as much as policy and ceiling allow. Record the request and return it."""
+        """Grant as much as policy and ceiling allow. Record the request, with the observer if it was asked."""
         granted_ms = 0 if decision.failed else min(max(0, decision.extend_ms), self.room_ms(ceiling_ms, took_ms))
         verdict = Verdict.GRANTED if granted_ms else Verdict.DECLINED
         reason = decision.reason
@@ -205,7 +206,8 @@ class Overtime:
             verdict = Verdict.FAILED
         elif not granted_ms and decision.extend_ms > 0:
             verdict, reason = Verdict.EXHAUSTED, reason or self._explain_no_room(ceiling_ms, took_ms)
-        observer, asked_ms = self.policy.observer.value, max(0, decision.extend_ms)
+        observer = self.policy.observer.value if is_asked else ObserverKind.NONE.value
+        asked_ms = max(0, decision.extend_ms)
         request = OvertimeRequest(at_ms, asked_by, observer, verdict, asked_ms, granted_ms, took_ms, reason)
         self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms + granted_ms)
         self.requests.append(request)

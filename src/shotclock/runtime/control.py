@@ -26,7 +26,7 @@ from ..core.clocks import (
     reserve_ms_for,
 )
 from ..core.errors import Failure
-from ..core.overtime import Overtime, OvertimeDecision, OvertimeRequest, kept_for_wind_down_ms
+from ..core.overtime import Overtime, OvertimeDecision, OvertimeRequest, Verdict, kept_for_wind_down_ms
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
 from .call import Call, WindDown, WorkView
@@ -177,7 +177,8 @@ class CallControl:
     async def _negotiate_at_soft(self, overtime: Overtime) -> None:
         request = await self.negotiate(overtime, "soft clock")
         if request is not None and not request.granted_ms and self.call.winding_down is None and not self.is_over:
-            self.wind_down("observer", request.reason or f"overtime was {request.verdict}", is_soft_limit=True)
+            by = "observer" if request.verdict is Verdict.DECLINED else "soft clock"
+            self.wind_down(by, request.reason or f"overtime was {request.verdict}", is_soft_limit=True)
 
     async def negotiate(
         self, overtime: Overtime, asked_by: str, wanted_ms: int | None = None, why: str = ""
@@ -192,14 +193,15 @@ class CallControl:
             self._pending = began_ns, asked_by
             ceiling_ms = self._ceiling_ms(overtime, began_ns, asked_by)
             room_ms = overtime.room_ms(ceiling_ms)
-            if room_ms and self.observe is not None:
+            observe = self.observe if room_ms else None
+            if observe is not None:
                 details: dict[str, object] = {
                     "asked_by": asked_by,
                     "asked_ms": wanted_ms,
                     "reason": why[:TEXT_SHOWN],
                     "most_ms": room_ms,
                 }
-                decision = await self._ask(self.observe, overtime, details, overtime.patience_ms(ceiling_ms))
+                decision = await self._ask(observe, overtime, details, overtime.patience_ms(ceiling_ms))
             else:
                 most_ms = overtime.policy.max_per_request_ms or overtime.policy.budget_ms
                 decision = OvertimeDecision(wanted_ms or most_ms)
@@ -212,6 +214,7 @@ class CallControl:
                 took_ms=(now_ns - began_ns) // NS_PER_MS,
                 ceiling_ms=self._ceiling_ms(overtime, now_ns, asked_by),
                 asked_by=asked_by,
+                is_asked=observe is not None,
             )
             self._pending = None
             if request.granted_ms and not self.is_over:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core import foreign_words
 from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
 from ..core.validation import Part, ValidationError
@@ -354,7 +355,7 @@ def _finding(source: Source, path: Path_, problems: list[Any]) -> Finding:
             return _unknown_key(path, place, problem["ctx"]["part"])
         case "union_tag_invalid":
             path, name = (*path, "type"), written.get("type")
-            hint = _KINDS_ELSEWHERE.get(str(name)) or suggest(str(name), STEP_TYPES, otherwise="one of ")
+            hint = foreign_words.KINDS.get(str(name)) or suggest(str(name), STEP_TYPES, otherwise="one of ")
             message = "a step needs a `type`" if name is None else f"unknown type {quote(name)}"
             return Finding("schema/type", message, path, source.place_of(path), hint)
         case "union_tag_not_found":
@@ -421,40 +422,10 @@ _WANTED = {
 }
 _YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 # Keys of other tools, and the key here. Suggested where that key exists.
-_ELSEWHERE = {
-    name: key
-    for key, names in {
-        "exec": "run script cmd command shell",
-        "type": "uses",
-        "if": "when",
-        "depends_on": "after",
-        "steps": "jobs tasks",
-        "on_fail": "retry retries",
-        "timeout": "timeout_ms timeout_seconds",
-        "prompt": "question",
-        "workflow": "file",
-    }.items()
-    for name in names.split()
-}
-_KINDS_ELSEWHERE = {
-    name: hint
-    for hint, names in {
-        "did you mean 'http_client'?": "http fetch",
-        "did you mean 'command'? It has `shell: bash`": "bash",
-        "did you mean 'command'?": "shell script exec",
-        "a 'command' with `exec: echo …` does that": "log logger",
-        "a 'command' with `exec: 'true'` does that": "noop",
-        "did you mean 'human-input'?": "human input",
-        "did you mean 'git-checkout'?": "git checkout",
-    }.items()
-    for name in names.split()
-}
-
-
 def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> str | None:
     """Return the name that may have been meant, or else the known names after `otherwise`."""
-    if _ELSEWHERE.get(word) in known:
-        return f"did you mean {_ELSEWHERE[word]!r}?"
+    if foreign_words.KEYS.get(word) in known:
+        return f"did you mean {foreign_words.KEYS[word]!r}?"
     if len(word) <= WORD_LIMIT and len(known) <= COMPARED_LIMIT:
         plain = {_squeeze(name): name for name in reversed(list(known))}  # of two spellings the first
         if close := difflib.get_close_matches(_squeeze(word), plain, n=1):

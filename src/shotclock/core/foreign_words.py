@@ -1,0 +1,105 @@
+"""Words that users know from other tools and that have another name here, or none."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+# Keys and step types of workflow files.
+KEYS = {
+    name: key
+    for key, names in {
+        "exec": "run script cmd command shell",
+        "type": "uses",
+        "if": "when",
+        "depends_on": "after",
+        "steps": "jobs tasks",
+        "on_fail": "retry retries",
+        "timeout": "timeout_ms timeout_seconds",
+        "prompt": "question",
+        "workflow": "file",
+    }.items()
+    for name in names.split()
+}
+KINDS = {
+    name: hint
+    for hint, names in {
+        "did you mean 'http_client'?": "http fetch",
+        "did you mean 'command'? It has `shell: bash`": "bash",
+        "did you mean 'command'?": "shell script exec",
+        "a 'command' with `exec: echo …` does that": "log logger",
+        "a 'command' with `exec: 'true'` does that": "noop",
+        "did you mean 'human-input'?": "human input",
+        "did you mean 'git-checkout'?": "git checkout",
+    }.items()
+    for name in names.split()
+}
+
+# Clawperator's commands and Visor's options, by the command behind which they are written.
+_VERBS = "click open press read screenshot scroll sleep snapshot type wait wait-for-nav"
+COMMANDS: dict[str, dict[str, str]] = {
+    "shotclock": {
+        **{verb: f"write shotclock ui {verb}" for verb in _VERBS.split()},
+        "execute": "write shotclock ui exec",
+        **dict.fromkeys(("--check", "--config"), "write shotclock run FLOW"),
+    },
+    "shotclock ui exec": {"best-effort": 'set "mode": "best_effort" in the payload'},
+}
+# Options of both: the option by which the command is recognised, and what to write.
+_OPTIONS = {
+    "--desc": ("--label", "write --label"),
+    "--coordinate": ("--at", "write --at X,Y"),
+    "--selector": ("--label", "write --text, --id, --role, --label, --css or --ref"),
+    "--check": ("--only", "all steps of FLOW are run, or those of --only STEP,STEP"),
+    "--config": ("--only", "the file is the argument: shotclock run FLOW"),
+    "--debug": ("--only", "write --follow for what steps print, or --events FILE for every change"),
+    "--max-parallelism": ("--only", "write max_parallelism: N in the file"),
+    "--fail-fast": ("--only", "write fail_fast: true in the file"),
+}
+
+# Members of FastMCP's classes.
+_STATE = "keep state in the lifespan, or in a database"
+_FUNCTIONS = "call the function that makes it"
+_SESSIONS = "a function does not see the session of its client"
+CONTEXT = {
+    **dict.fromkeys(("get_state", "set_state", "delete_state"), _STATE),
+    **dict.fromkeys(("read_resource", "list_resources", "get_prompt", "list_prompts"), _FUNCTIONS),
+    **dict.fromkeys(("session", "session_id", "client_id", "request_context", "transport"), _SESSIONS),
+    "fastmcp": "import the App from its module",
+}
+APP = {
+    "tool": "write @app.command",
+    "add_tool": "write app.command(function)",
+    "run": "write app.serve_mcp(), or app() for the command line",
+    "http_app": "write app.serve_mcp(http='HOST:PORT')",
+    "mount": "put the commands into one App, or serve several servers as one with `shotclock wrap`",
+    "custom_route": "an App serves MCP alone",
+}
+
+
+class ExplainsMembers:
+    """A class that says what to write in place of a member that it does not have."""
+
+    _instead_of: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # type checkers report unknown members themselves
+
+        def __getattr__(self, name):
+            instead = self._instead_of.get(name)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}" + (f": {instead}" if instead else "")
+            )
+
+
+def explain(name: str, known: Collection[str], table: str = "", words: Iterable[str] = ()) -> tuple[str | None, str]:
+    """Return the known name that was probably meant by a name, and what to write. `words` are those around it."""
+    of_table = COMMANDS.get(table, {})
+    if (hint := next((of_table[word] for word in (name, *words) if word in of_table), "")) != "":
+        return None, hint
+    mark, hint = _OPTIONS.get(name, ("", ""))
+    if mark in known:
+        return (mark if hint == f"write {mark}" else None), hint
+    names = {each.lstrip("-"): each for each in known}  # all options share their dashes
+    close = difflib.get_close_matches(name.lstrip("-").lower(), names, n=1)
+    return (names[close[0]], f"did you mean {names[close[0]]}?") if close else (None, "")
