@@ -67,11 +67,11 @@ from .core.declared import (
 )
 from .core.envelope import Envelope
 from .core.errors import Failure, error_entry
+from .core.foreign_words import APP, ExplainsMembers
 from .core.served import ServedOptions, check_served_options, find_idle_completions, read_listing, served_spec
 from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
 from .core.value_types import record, replace
-from .core.foreign_words import APP, ExplainsMembers
 from .dispatch.dispatcher import Dispatcher
 from .process import worker_main
 from .process.context import Progress

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from .core.errors import Failure
-from .core.value_types import value
 from .core.foreign_words import CONTEXT, ExplainsMembers
+from .core.value_types import value
 from .process import context
 
 T = TypeVar("T")

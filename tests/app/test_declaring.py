@@ -162,7 +162,6 @@ def test_a_limit_is_written_once_as_a_duration_or_in_milliseconds() -> None:
             return 1
 
 
-
 @pytest.mark.requirement("F-011")
 def test_every_command_has_a_timeout_and_its_own_wins(app: App):
     app.command(name="default")(sync_command)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ..core.clocks import parse_duration_ms
 from ..core.errors import Ending
+from ..core.value_types import replace
 from ..runtime.call import Outcome
 from ..workflow.history import find_near_limits
 from ..workflow.lint import find_unset, lint
-from ..workflow.loader import judge, load_or_refuse
+from ..workflow.loader import Finding, Loaded, judge, load_or_refuse
 from ..workflow.plan import Plan, PlannedStep, plan_of
 from ..workflow.schema import WorkflowFile, json_schema
 from .import_hint import point_to_import
@@ -24,11 +25,18 @@ def read_run_duration(text: str) -> int:
     return parse_duration_ms(text, bare="ms" if is_plain else None)
 
 
+def _lint_elsewhere(loaded: Loaded, run_timeout_ms: int | None) -> list[Finding]:
+    """Return the findings, with a warning for each key of a model that is not set here: the file may run elsewhere."""
+    found = lint(loaded, timeout_ms=run_timeout_ms)
+    judged = [replace(each, is_error=False) if each.rule == "ai/key" else each for each in found]
+    return sorted(judged, key=lambda each: not each.is_error)
+
+
 def _check(flow: str, run_timeout_ms: int | None) -> Outcome:
     loaded = load_or_refuse(flow)
     if isinstance(loaded, Outcome):
         return loaded
-    findings = lint(loaded, timeout_ms=run_timeout_ms) + find_unset(loaded, os.environ)
+    findings = _lint_elsewhere(loaded, run_timeout_ms) + find_unset(loaded, os.environ)
     findings += find_near_limits(loaded)
     return point_to_import(flow, judge(loaded, findings, _describe_group(loaded.workflow)))
 
@@ -37,7 +45,7 @@ def _plan(flow: str, run_timeout_ms: int | None) -> Outcome:
     loaded = load_or_refuse(flow)
     if isinstance(loaded, Outcome):
         return loaded
-    findings = lint(loaded, timeout_ms=run_timeout_ms)
+    findings = _lint_elsewhere(loaded, run_timeout_ms)
     data: dict[str, object] = {}
     broken = any(finding.rule in ("graph/cycle", "graph/missing-dependency") for finding in findings)
     if loaded.workflow is not None and not broken:

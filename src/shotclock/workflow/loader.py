@@ -272,7 +272,7 @@ def _translate(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return the file in the schema's keys, without `x-…`. Keys of another meaning stay, and are refused later."""
     made = {key: value for key, value in plain.items() if not key.startswith("x-")}
     if isinstance(imports := made.get("imports"), list) and isinstance(made.get("tools", {}), dict):
-        named = {_find_id(folder / file): {"workflow": file} for file in imports if isinstance(file, str)}
+        named = {find_id(folder / file): {"workflow": file} for file in imports if isinstance(file, str)}
         if len(named) == len(imports):
             made["tools"] = {**named, **made.get("tools", {})}
             del made["imports"]
@@ -317,7 +317,7 @@ def _read_output(written: dict[str, Any]) -> Any:
     return written["value"] if set(written) <= {"name", "value", "description"} and "value" in written else written
 
 
-def _find_id(file: Path) -> str:
+def find_id(file: Path) -> str:
     """Return the `id` of a workflow file, or its name; `check` reports why it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         if file.is_file() and file.stat().st_size <= SIZE_LIMIT:
@@ -421,6 +421,8 @@ _WANTED = {
     "bool_type": "true or false",
 }
 _YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+
+
 # Keys of other tools, and the key here. Suggested where that key exists.
 def suggest(word: str, known: Collection[str], otherwise: str | None = None) -> str | None:
     """Return the name that may have been meant, or else the known names after `otherwise`."""

@@ -144,3 +144,53 @@ def test_a_damaged_file_is_imported_or_refused(tmp_path: Path) -> None:
             accepted += 1
             assert find_errors(made.text, tmp_path) == [], number
     assert 30 < accepted < ROUNDS
+
+
+# The shape of Visor's own examples/negotiated-timeout.yaml, with its helper beside it.
+NEGOTIATED = """
+version: "1.0"
+imports: [./workflows/helper-workflow.yaml]
+checks:
+  agent:
+    type: ai
+    prompt: Ask the helper what 2+2 is.
+    schema: plain
+    ai:
+      timeout: 300000
+      ai_timeout: 15000
+      timeout_behavior: negotiated
+      negotiated_timeout_budget: 120000
+      negotiated_timeout_max_requests: 2
+      negotiated_timeout_max_per_request: 60000
+      graceful_stop_deadline: 5000
+    ai_custom_tools:
+      - workflow: helper
+"""
+HELPER = """
+id: helper
+name: Helper
+inputs: [{name: question, required: true, schema: {type: string}}]
+steps: {answer: {type: ai, prompt: "Answer briefly: {{ inputs.question }}", schema: plain}}
+"""
+
+
+@pytest.mark.slow
+def test_an_agent_with_an_imported_workflow_passes_check_plan_and_import_without_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "workflows").mkdir()
+    (tmp_path / "workflows" / "helper-workflow.yaml").write_text(HELPER)
+    (tmp_path / "flow.yaml").write_text(NEGOTIATED)
+    imported = run("import", "flow.yaml", "--output", "ours.yaml", "--json", cwd=tmp_path)
+    assert imported.returncode == 0, imported.stdout
+    assert "helper:\n    workflow: ./workflows/helper-workflow.yaml" in (tmp_path / "ours.yaml").read_text()
+    for flow in ("flow.yaml", "ours.yaml"):
+        for command in ("check", "plan"):
+            answer = json.loads(run(command, flow, cwd=tmp_path).stdout)
+            assert answer["ok"], (command, flow, answer)
+            findings = {(each["rule"], each["severity"]) for each in answer["data"]["findings"]}
+            assert findings == {("ai/key", "warning")}
+        refused = json.loads(run("run", flow, "--json", cwd=tmp_path).stdout)
+        assert refused["error"]["code"] == "WORKFLOW_INVALID" and "import" not in refused["error"]["suggestion"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.value_types import field, record, replace
+from ..loader import find_id
 from ..schema import STEP_NAME
 from ..yaml_reader import Tree
 from .expression import NameScope
@@ -267,7 +268,7 @@ class _Conversion:
             if not isinstance(each, str) or "://" in each:
                 self.notes.add(("imports", number), "only files beside this one can be imported")
                 continue
-            made[Path(each).stem] = {"workflow": each}
+            made[find_id(self.path.parent / each)] = {"workflow": each}
             what = f"import {each!r} as well: the file has to be a workflow of ours"
             self.notes.add(("imports", number), what, is_lost=False)
         return made

@@ -6,9 +6,11 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ...core.value_types import record, replace
+from ..loader import find_id
 from ..templates import mentions
 from .expression import Unsayable
 from .visor_file import Path_, VisorFile, with_output
@@ -395,10 +397,8 @@ def _workflow(step: _VisorStep) -> None:
     named = step.left.pop("workflow", None) or step.left.pop("config", None)
     if not isinstance(named, str):
         raise _Unconverted("it names no file")
-    imports = step.file.document.get("imports")
-    by_name = {
-        re.sub(r"\.ya?ml$", "", each.rpartition("/")[2]): each for each in imports or () if isinstance(each, str)
-    }
+    files = [each for each in _listed(step.file.document.get("imports")) if isinstance(each, str)]
+    by_name = {Path(each).stem: each for each in files} | {find_id(step.file.folder / each): each for each in files}
     step.made["workflow"] = by_name.get(named, named)
     what = f"import {step.made['workflow']!r} as well: the file has to be a workflow of ours"
     step.file.notes.add(step.path("workflow"), what, is_lost=False)
