@@ -217,10 +217,10 @@ def test_the_words_of_other_tools_are_answered_with_ours(shotclock: Callable[...
         (["ui", "click", "--coordinate", "3,4"], "write --at X,Y"),
         (["ui", "exec", "best-effort"], '"mode": "best_effort"'),
         (["run", "--check", "all"], "--only STEP,STEP"),
-        (["run", "--config", "flow.yaml"], "shotclock run FLOW"),
+        (["run", "--config", "flow.yaml"], "write shotclock run FLOW"),
         (["run", "flow.yaml", "--debug"], "--events FILE"),
-        (["run", "flow.yaml", "--max-parallelism", "3"], "max_parallelism: N in the file"),
-        (["run", "flow.yaml", "--fail-fast"], "fail_fast: true in the file"),
+        (["run", "flow.yaml", "--max-parallelism", "3"], "write `max_parallelism` in FLOW"),
+        (["run", "flow.yaml", "--fail-fast"], "write `fail_fast` in FLOW"),
     ):
         error = shotclock(*words, "--json").json()["error"]
         assert hint in f"{error['message']} {error['suggestion']}", (words, error)

@@ -225,7 +225,7 @@ def test_the_duration_and_the_timeout_in_an_answer_are_those_of_the_caller() -> 
             began = time.monotonic()
             meta = ask_command_line(case(f"begun {ending}", CLICK, timeout_ms=7000))["meta"]
             waited_ms = (time.monotonic() - began) * 1000
-            assert meta["timeout_ms"] == 7000, meta
+            assert meta["timeout_ms"] == 7000 and 0 < meta["remaining_ms"] <= 7000, meta
             assert waited_ms / 4 < meta["duration_ms"] <= waited_ms, (meta, waited_ms)
 
 
@@ -234,6 +234,8 @@ def test_a_device_process_that_is_gone_may_have_gone_on_after_its_last_event() -
     begun = [{"event": "step", "id": "look", "actionType": "read_text", "index": 0}]
     outcome = Outcome(Ending.KILLED, Problem("WORKER_CRASHED", "SIGKILL"))
     assert judge_result(read_execution(payload), "browser", outcome, begun, []).side_effects is SideEffects.UNKNOWN
+    never = Outcome(Ending.NOT_STARTED, Problem("SPAWN_FAILED", "no process"))
+    assert judge_result(read_execution(payload), "browser", never, [], []).side_effects is SideEffects.NONE
 
 
 def test_scrolls_that_did_not_find_their_node_were_done() -> None:

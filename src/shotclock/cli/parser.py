@@ -409,12 +409,11 @@ def _list_names(table: CommandTable) -> str:
 
 
 def nearest_of(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that resembles this one most."""
+    """Return the most similar known name."""
     return explain(name, known)[0]
 
 
 def explain(name: str, known: Iterable[str], table: str = "", words: Iterable[str] = ()) -> tuple[str | None, str]:
-    """Return the known name that was probably meant, and what to write. `words` were typed before it."""
     from ..core import foreign_words  # imports difflib, which only mistakes need
 
     return foreign_words.explain(name, list(known), table, words)

@@ -264,7 +264,7 @@ def conclude(
         try:
             outcome = body()
         finally:
-            note_stops()  # no second signal interrupts the answer
+            note_stops()  # against a second signal
     except Signalled as signalled:
         ending = Ending.CANCELLED if call.mutates else Ending.NOT_STARTED
         outcome = Outcome(ending, stop_problem(signalled.name))

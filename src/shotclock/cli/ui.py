@@ -100,8 +100,12 @@ def _execute(verb: str, **values: Any) -> Callable[[bool], int]:
         most_ms = client.START_LIMIT_MS + client.RESULT_MARGIN_MS + execution.timeout_ms
         call = admit_call(name, most_ms, mutates=execution.mutates)
         envelope = conclude(call, lambda: _run(call, execution, values["device"]))
-        envelope.meta["duration_ms"] = (monotonic_ns() - call.time.began_ns) // NS_PER_MS  # not the daemon's own
-        envelope.meta["timeout_ms"] = min(execution.timeout_ms, call.bound.limit_ms)
+        now_ns, timeout_ms = monotonic_ns(), min(execution.timeout_ms, call.bound.limit_ms)
+        envelope.meta |= {  # not the daemon's own
+            "duration_ms": (now_ns - call.time.began_ns) // NS_PER_MS,
+            "timeout_ms": timeout_ms,
+            "remaining_ms": max(0, timeout_ms - (now_ns - call.started_ns) // NS_PER_MS),
+        }
         return deliver(envelope, as_json, _show_steps)
 
     return start

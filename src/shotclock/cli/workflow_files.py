@@ -26,7 +26,7 @@ def read_run_duration(text: str) -> int:
 
 
 def _lint_elsewhere(loaded: Loaded, run_timeout_ms: int | None) -> list[Finding]:
-    """Return the findings, with a warning for each key of a model that is not set here: the file may run elsewhere."""
+    """Check a file that may run elsewhere: a missing key is a warning."""
     found = lint(loaded, timeout_ms=run_timeout_ms)
     judged = [replace(each, is_error=False) if each.rule == "ai/key" else each for each in found]
     return sorted(judged, key=lambda each: not each.is_error)

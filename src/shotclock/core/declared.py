@@ -188,7 +188,6 @@ def read_approval(name: str, declared: Policy | Mapping[str, Any] | bool | None)
 
 
 def read_limit_ms(name: str, written: object, ms: int | None, default: str = "0") -> int:
-    """Read a limit that is written as a duration or in milliseconds, not both."""
     if written is not None and ms is not None:
         raise ValueError(f"{name} and {name}_ms are one limit: leave one out")
     try:

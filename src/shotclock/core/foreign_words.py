@@ -1,4 +1,4 @@
-"""Words that users know from other tools and that have another name here, or none."""
+"""Words of other tools, and what to write here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-# Keys and step types of workflow files.
+# Keys of workflow files.
 KEYS = {
     name: key
     for key, names in {
@@ -36,29 +36,29 @@ KINDS = {
     for name in names.split()
 }
 
-# Clawperator's commands and Visor's options, by the command behind which they are written.
-_VERBS = "click open press read screenshot scroll sleep snapshot type wait wait-for-nav"
+# Commands and options, by the command before them.
+_VERBS = ("click", "open", "press", "read", "screenshot", "scroll", "sleep", "snapshot", "type", "wait", "wait-for-nav")
 COMMANDS: dict[str, dict[str, str]] = {
     "shotclock": {
-        **{verb: f"write shotclock ui {verb}" for verb in _VERBS.split()},
+        **{verb: f"write shotclock ui {verb}" for verb in _VERBS},
         "execute": "write shotclock ui exec",
         **dict.fromkeys(("--check", "--config"), "write shotclock run FLOW"),
     },
     "shotclock ui exec": {"best-effort": 'set "mode": "best_effort" in the payload'},
 }
-# Options of both: the option by which the command is recognised, and what to write.
+# Options; the first is one that the command has.
 _OPTIONS = {
     "--desc": ("--label", "write --label"),
     "--coordinate": ("--at", "write --at X,Y"),
-    "--selector": ("--label", "write --text, --id, --role, --label, --css or --ref"),
-    "--check": ("--only", "all steps of FLOW are run, or those of --only STEP,STEP"),
-    "--config": ("--only", "the file is the argument: shotclock run FLOW"),
-    "--debug": ("--only", "write --follow for what steps print, or --events FILE for every change"),
-    "--max-parallelism": ("--only", "write max_parallelism: N in the file"),
-    "--fail-fast": ("--only", "write fail_fast: true in the file"),
+    "--selector": ("--label", "write --text, --id, …"),
+    "--check": ("--only", "write --only STEP,STEP"),
+    "--config": ("--only", "write shotclock run FLOW"),
+    "--debug": ("--only", "write --follow, or --events FILE"),
+    "--max-parallelism": ("--only", "write `max_parallelism` in FLOW"),
+    "--fail-fast": ("--only", "write `fail_fast` in FLOW"),
 }
 
-# Members of FastMCP's classes.
+# Members of FastMCP.
 _STATE = "keep state in the lifespan, or in a database"
 _FUNCTIONS = "call the function that makes it"
 _SESSIONS = "a function does not see the session of its client"
@@ -93,13 +93,13 @@ class ExplainsMembers:
 
 
 def explain(name: str, known: Collection[str], table: str = "", words: Iterable[str] = ()) -> tuple[str | None, str]:
-    """Return the known name that was probably meant by a name, and what to write. `words` are those around it."""
+    """Return the known name that was probably meant, and what to write. `words` stand before it."""
     of_table = COMMANDS.get(table, {})
     if (hint := next((of_table[word] for word in (name, *words) if word in of_table), "")) != "":
         return None, hint
     mark, hint = _OPTIONS.get(name, ("", ""))
     if mark in known:
         return (mark if hint == f"write {mark}" else None), hint
-    names = {each.lstrip("-"): each for each in known}  # all options share their dashes
+    names = {each.lstrip("-"): each for each in known}  # options share them
     close = difflib.get_close_matches(name.lstrip("-").lower(), names, n=1)
     return (names[close[0]], f"did you mean {names[close[0]]}?") if close else (None, "")

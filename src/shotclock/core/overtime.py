@@ -117,7 +117,7 @@ class Verdict(StrEnum):
     DECLINED = "declined"
     FAILED = "failed"  # the observer hung, failed or gave an invalid answer
     UNANSWERED = "unanswered"  # the work ended before the observer answered
-    EXHAUSTED = "exhausted"  # nothing was left to grant, whether or not the observer was asked
+    EXHAUSTED = "exhausted"  # nothing was left to grant
 
 
 @value
@@ -198,7 +198,7 @@ class Overtime:
         asked_by: str = "soft clock",
         is_asked: bool = True,
     ) -> OvertimeRequest:
-        """Grant as much as policy and ceiling allow. Record the request, with the observer if it was asked."""
+        """Grant as much as policy and ceiling allow. Record the request and return it."""
         granted_ms = 0 if decision.failed else min(max(0, decision.extend_ms), self.room_ms(ceiling_ms, took_ms))
         verdict = Verdict.GRANTED if granted_ms else Verdict.DECLINED
         reason = decision.reason

@@ -114,7 +114,7 @@ class BrowserDevice:
         self._context: Any = None
         self._tabs = Tabs(browser, None, self._error, is_own=is_own)
         self.is_fresh: bool = False
-        self._may_have_acted = False  # whether an order of the action was taken, or may have been
+        self._may_have_acted = False
 
     async def open_page(self) -> None:
         if self._is_own:
@@ -547,7 +547,7 @@ def _reason_in(text: str) -> str:
 
 
 def _waited_only(log: str) -> bool:
-    """Return whether Playwright's log of an order ends while it still waits for its node to be usable."""
+    """Return whether the log of an order ends in the wait for its node."""
     if log.partition(":")[0].endswith((".click", ".hover")):
         return "performing" not in log
     if "elementHandle." in log:  # keys were pressed; the log has them

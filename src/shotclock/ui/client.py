@@ -93,7 +93,7 @@ class DeviceRequest:
         return self._run(margin_ms, until_ns)
 
     def effects_on(self, execution: Execution) -> SideEffects:
-        """Return what the execution has changed as far as this client knows."""
+        """Return the effects that the execution may have had."""
         return effects_of_steps(execution, self.steps, is_over=not self._is_sent)
 
     def cut(self) -> None:
@@ -150,7 +150,7 @@ class DeviceRequest:
         """Return the next bytes. A daemon that is silent until its own limit is killed."""
         connection.settimeout(max(0.001, (stop_ns - monotonic_ns()) / 1e9))
         try:
-            chunk = connection.recv(65536)  # also past the limit: a client that was stopped finds the answer here
+            chunk = connection.recv(65536)  # even past the limit: a stopped client finds its answer here
         except TimeoutError:
             chunk = None
         except OSError as error:

@@ -449,7 +449,8 @@ def judge_result(
     if outcome.ending is Ending.CANCELLED:  # it obeyed the cancellation
         page = {"state": "unknown", "where": None, "next": "same"}
     outcome.data = describe_result(execution, "failed", steps, index, page)
-    outcome.side_effects = effects_of_steps(execution, steps, is_over=False)  # the last events may be lost with it
+    has_begun = outcome.ending is not Ending.NOT_STARTED  # and its last events may be lost
+    outcome.side_effects = effects_of_steps(execution, steps, is_over=not has_begun)
     return outcome
 
 
