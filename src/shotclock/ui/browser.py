@@ -548,11 +548,9 @@ def _reason_in(text: str) -> str:
 
 def _waited_only(log: str) -> bool:
     """Return whether the log of an order ends in the wait for its node."""
+    if "waiting for" not in log or "elementHandle." in log:  # keys were pressed; the log has them
+        return False
     if log.partition(":")[0].endswith((".click", ".hover")):
         return "performing" not in log
-    if "elementHandle." in log:  # keys were pressed; the log has them
-        return False
     last = log.rstrip(" -\n").rpartition("\n")[2]
-    return (
-        "locator resolved" not in log or re.match(r"\W*(waiting \d+ms|element is not|did not find)", last) is not None
-    )
+    return "locator resolved" not in log or bool(re.match(r"\W*(waiting \d+ms|element is not|did not find)", last))
