@@ -153,6 +153,17 @@ def test_only_the_followed_steps_print_and_an_unknown_name_is_refused(
     assert shotclock("run", tmp_path / "flow.yaml", "--follow", "build", "--quiet", env=env).code == 2
 
 
+def test_output_that_stays_with_workers_is_not_followed_and_the_command_that_reads_it_is_named(
+    shotclock: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "flow.yaml").write_text("steps: {a: {type: command, exec: echo a}}")
+    for words in (["--follow"], ["--follow", "a"]):
+        refused = shotclock("run", tmp_path / "flow.yaml", "--on", "temporal://127.0.0.1:9", *words)
+        (told,) = refused.json()["error"]["errors"]
+        assert refused.code == 2 and told["field"] == "follow", refused
+        assert "`shotclock logs RUN_ID -f --on temporal://127.0.0.1:9/default`" in told["message"]
+
+
 def text_of(*records: bytes, is_flat: bool = True) -> str:
     writer = LabelledLines(is_flat=is_flat)
     return "".join(writer.write("a | ", read_records(record)) for record in records) + writer.finish()

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -134,6 +135,28 @@ def test_steps_that_wait_for_nothing_begin_in_the_order_of_the_file(runs: Runs) 
     )
     assert code == 0 and (runs.folder / "order").read_text().split() == ["zeta", "mid", "alpha"], envelope
     assert list(envelope["data"]["steps"]) == envelope["data"]["completed"] == ["zeta", "mid", "alpha"], envelope
+
+def test_every_change_is_an_event_and_in_order_before_the_line_of_the_run(runs: Runs) -> None:
+    """Steps are shorter than the pause between two looks at an engine, and the last one ends with its run."""
+    runs.write("steps: {one: {type: command, exec: echo one}}", "inner.yaml")
+    steps = ["a", "b", "c", "d"]
+    chain = "".join(
+        f"  {name}: {{type: command, exec: sleep 0.1, depends_on: [{before}]}}\n" for before, name in pairwise(steps)
+    )
+    flow = f"""steps:
+  a: {{type: command, exec: "true"}}
+{chain}  inner: {{type: workflow, workflow: inner.yaml, depends_on: [d]}}
+  fails: {{type: command, exec: exit 1, depends_on: [inner]}}
+  last: {{type: command, exec: "true", depends_on: [fails]}}
+"""
+    code, envelope = runs.run(flow, "--events", "events", "--run-id", f"events-{time.monotonic_ns()}")
+    assert code == 3 and not envelope["warnings"], envelope
+    written = [json.loads(line) for line in (runs.folder / "events").read_text().splitlines()]
+    told = [(line["event"], line.get("id"), line.get("status")) for line in written]
+    order = [("step", name, status) for name in steps for status in ("running", "succeeded")]
+    order += [("step", "inner", "running"), ("step", "inner.one", "running"), ("step", "inner.one", "succeeded")]
+    order += [("step", "inner", "succeeded"), ("step", "fails", "running"), ("step", "fails", "failed")]
+    assert told == [*order, ("step", "last", "skipped"), ("run", None, None)], told
 
 
 def test_what_waits_for_a_failure_is_skipped_and_told_why(runs: Runs, validate_envelope: Valid) -> None:

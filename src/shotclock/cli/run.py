@@ -119,6 +119,9 @@ def _run(
         raise Mistaken({"rerun-failed": "only for runs of this machine, not with --on: start the file again there"})
     if values["skip"] and values["on"] is not None:
         raise Mistaken({"skip": "only for runs of this machine, not with --on; --only and --tags work there"})
+    if follow and values["on"] is not None:
+        read = f"`shotclock logs RUN_ID -f {values['on'].on_command_line}`"
+        raise Mistaken({"follow": f"only for runs of this machine: what steps print stays with workers; {read} reads it"})
     if values["heartbeat_ms"] is not None and values["heartbeat_ms"] < SHORTEST_HEARTBEAT_MS:
         message = f"must be at least {SHORTEST_HEARTBEAT_MS} ms, or a busy worker would be taken for lost"
         raise Mistaken({"heartbeat": message})
@@ -227,11 +230,8 @@ def _budget_ms(options: RunOptions) -> int | None:
 
 def _check_followed(names: tuple[str, ...], engine: Engine, request: RunRequest | str) -> None:
     """Raise Failure if a name is that of no step."""
-    if not names:
+    if not names or not isinstance(engine, EmbeddedEngine):
         return
-    if not isinstance(engine, EmbeddedEngine):
-        hint = "follow it with `shotclock logs RUN STEP -f --on URL`"
-        raise Failure("ARG_ERROR", "--follow STEP is for runs on this machine", suggestion=hint)
     if isinstance(request, RunRequest):
         workflow = request.workflow
     else:

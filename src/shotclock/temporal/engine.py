@@ -22,7 +22,6 @@ from temporalio.client import (
     WorkflowExecutionDescription,
     WorkflowExecutionStatus,
     WorkflowFailureError,
-    WorkflowHandle,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
@@ -65,7 +64,19 @@ from .messages import (
     describe_beginning,
     pack_record,
 )
-from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, read_key, write_workflow
+from .payloads import KEY_VARIABLE, read_key, write_workflow
+from .queries import (
+    LISTED_BY,
+    NO_WORKER,
+    RPC_LIMIT,
+    SEEN_LIMIT,
+    Handle,
+    Progress,
+    RunChanges,
+    not_reached,
+    read_progress,
+    unreadable,
+)
 
 LOOK_S = 0.5  # the pause between two looks at a run, and before an engine that did not answer is asked again
 START_LIMIT_MS = 30_000
@@ -74,10 +85,7 @@ NO_WORKER_MS = 5_000  # a worker polls within seconds
 # that time.
 EXTENSION_ROOM_MS = 86_400_000
 TASK_LIMIT_S = 5  # after this a workflow whose worker died in the middle of a decision continues on another worker
-RPC_LIMIT = timedelta(seconds=10)
 MOST_SEARCHED = 50  # the newest runs that are searched for a proposal
-# For queries, which a worker answers: without a worker the caller must not wait for long.
-SEEN_LIMIT = timedelta(seconds=5)
 # An order travels to the worker of its step and back: longer than ORDER_LIMIT_S in run_workflow.py.
 ORDER_LIMIT = timedelta(seconds=20)
 END_MARGIN_MS = 60_000  # after the deadline of a run: grace, the loss of a worker, the start of another
@@ -89,15 +97,9 @@ _REFUSALS = (
     RPCStatusCode.INVALID_ARGUMENT, RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED,
     RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.UNIMPLEMENTED,
 )  # fmt: skip
-# With these codes the engine has found no worker that answers, or too many queries wait for one already.
-_UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED)
 _LOST = ("TIMEOUT", "INTERRUPTED")  # the codes of runs that have ended without an envelope
-_LISTED_BY = "check the spelling; `shotclock report --on URL` lists the runs"
-_NO_WORKER = "is there one at its queue? `shotclock worker --on URL [--queue NAME]` starts one"
 
 T = TypeVar("T")
-Progress = JsonObject  # the answer to the `progress` query of a run (run_workflow.py)
-Handle = WorkflowHandle[Any, Any]
 
 
 class TemporalEngine:
@@ -207,8 +209,9 @@ class TemporalEngine:
 
     async def _race_to_end(self, run_id: str, caller: RunCaller, within_ms: int | None) -> Envelope:
         handle, began_ns = await self.handle(run_id), monotonic_ns()
+        changes = RunChanges(await self.client(), run_id, caller)
         ending = asyncio.ensure_future(_read_end(handle))
-        watching = asyncio.ensure_future(self._watch(handle, caller))
+        watching = asyncio.ensure_future(self._watch(changes, caller))
         untaken = asyncio.ensure_future(self._find_queue_without_worker(handle))
         tasks: list[asyncio.Future[Any]] = [ending, watching, untaken]
         waits = [*tasks, *([caller.stop] if caller.stop is not None else [])]
@@ -226,7 +229,8 @@ class TemporalEngine:
                     break
                 within_ms = longer_ms  # the run was extended
             if ending.done():
-                return ending.result()
+                watching.cancel()
+                return await changes.finish(ending.result())
             if watching.done():
                 parked = self._parked_answer(run_id, watching.result(), caller.budget_ms or 0)
                 parked.meta["duration_ms"] = (monotonic_ns() - began_ns) // NS_PER_MS
@@ -240,23 +244,21 @@ class TemporalEngine:
             signal = caller.stop.result()
             tasks.append(asyncio.ensure_future(_insist(lambda: handle.signal("stop", signal, rpc_timeout=RPC_LIMIT))))
             done, _ = await asyncio.wait([ending], timeout=STOP_LIMIT_S)
-            return ending.result() if done else self._unended_answer(run_id, int(STOP_LIMIT_S * 1000))
+            watching.cancel()
+            return await changes.finish(ending.result()) if done else self._unended_answer(run_id, int(STOP_LIMIT_S * 1000))
         finally:
             for each in tasks:
                 each.cancel()
             await asyncio.wait(tasks)
 
-    async def _watch(self, handle: Handle, caller: RunCaller) -> Progress:
+    async def _watch(self, changes: RunChanges, caller: RunCaller) -> Progress:
         """Report changes. Return the progress once the run has waited only for people as long as the caller does."""
-        seen: dict[str, Mapping[str, Any]] = {}
         waits_since_ns: int | None = None
-        while caller.on_change is not None or caller.budget_ms is not None:
+        while changes.is_wanted or caller.budget_ms is not None:
             with contextlib.suppress(Failure):
-                progress = await self._read_with_nested(await read_progress(handle))
-                for name, record in progress["steps"].items():
-                    if caller.on_change is not None and record != seen.get(name) and record["status"] != "pending":
-                        caller.on_change(StepState.from_record(record))
-                    seen[name] = record
+                progress: Progress = {"only_waits": await changes.read()}
+                if progress["only_waits"] and caller.budget_ms is not None:
+                    progress = await self._read_with_nested(await read_progress(changes.handle))
                 now_ns = monotonic_ns()
                 waits_since_ns = (waits_since_ns or now_ns) if progress["only_waits"] else None
                 waited_ms = 0 if waits_since_ns is None else (now_ns - waits_since_ns) // NS_PER_MS
@@ -448,7 +450,7 @@ class TemporalEngine:
         if len(found) == 1:
             return found[0]
         message = f"there is no run {beginning!r}" if not found else f"several runs begin with {beginning!r}"
-        hint = f"did you mean {' or '.join(found)}?" if found else _LISTED_BY
+        hint = f"did you mean {' or '.join(found)}?" if found else LISTED_BY
         raise Failure("RUN_NOT_FOUND", message, context={"near": found}, suggestion=hint)
 
     async def _describe(self, run_id: str) -> WorkflowExecutionDescription:
@@ -457,7 +459,7 @@ class TemporalEngine:
         try:
             described = await handle.describe(rpc_timeout=RPC_LIMIT)
         except RPCError as error:
-            raise _not_reached(handle, error) from None
+            raise not_reached(handle, error) from None
         if described.workflow_type != RUN_WORKFLOW:
             raise Failure("RUN_NOT_FOUND", f"{run_id!r} is a workflow of another program")
         return described
@@ -527,10 +529,10 @@ class TemporalEngine:
             raise Failure("CALL_NOT_FOUND", str(cause)) from None  # the engine's own: the run has ended meanwhile
         except WorkflowUpdateRPCTimeoutOrCancelledError:
             text = f"no worker answers for run {handle.id!r}; it may still receive the order later"
-            raise Failure("CONNECTION_LOST", text, suggestion=_NO_WORKER) from None
+            raise Failure("CONNECTION_LOST", text, suggestion=NO_WORKER) from None
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
-                raise _not_reached(handle, error) from None
+                raise not_reached(handle, error) from None
             text = f"it is unknown whether run {handle.id!r} has received the order: {error}"
             raise Failure("CONNECTION_LOST", text) from None
 
@@ -649,12 +651,12 @@ async def _read_end(handle: Handle) -> Envelope:
                 return read_envelope(cause.details[0])
             if isinstance(cause, TimeoutError):
                 message = f"the engine has ended run {handle.id!r}: no worker did in its time"
-                raise Failure("TIMEOUT", message, suggestion=_NO_WORKER) from None
+                raise Failure("TIMEOUT", message, suggestion=NO_WORKER) from None
             message = f"run {handle.id!r} was terminated, without clean-up and without an envelope: {cause}"
             raise Failure("INTERRUPTED", message) from None
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
-                raise _not_reached(handle, error) from None
+                raise not_reached(handle, error) from None
         except Exception as error:
             raise unreadable(handle, error) from None
         await asyncio.sleep(LOOK_S)
@@ -665,32 +667,6 @@ async def _read_ended(handle: Handle) -> Envelope:
     if envelope is None:
         raise Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}")
     return envelope
-
-
-async def read_progress(handle: Handle, limit: timedelta = RPC_LIMIT) -> Progress:
-    try:
-        progress: Progress = await handle.query("progress", rpc_timeout=limit)
-        return progress
-    except RPCError as error:
-        raise _not_reached(handle, error) from None
-    except Exception as error:
-        raise unreadable(handle, error) from None
-
-
-def unreadable(handle: Handle, error: Exception) -> Failure:
-    message = f"the record of run {handle.id!r} cannot be read: {error}"
-    hint = f"set {KEY_VARIABLE} and {PAYLOADS_VARIABLE} as for its workers, then run data.continue_command"
-    return Failure("INCOMPLETE", message, suggestion=hint)
-
-
-def _not_reached(handle: Handle, error: RPCError) -> Failure:
-    if error.status is RPCStatusCode.NOT_FOUND:
-        if "already completed" in error.message:
-            return Failure("CALL_NOT_FOUND", f"run {handle.id!r} has ended")
-        return Failure("RUN_NOT_FOUND", f"there is no run {handle.id!r}", suggestion=_LISTED_BY)
-    if error.status in _UNANSWERED:
-        return Failure("CONNECT_FAILED", f"no worker answers for run {handle.id!r}", suggestion=_NO_WORKER)
-    return Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}: {error}")
 
 
 async def _read_memo(found: WorkflowExecution, name: str, default: T) -> T:

@@ -27,8 +27,9 @@ from ..store.store import Store
 from ..workflow.engine import RunOrder
 from ..workflow.state import JsonObject, Status
 from .connection import Address
-from .engine import RPC_LIMIT, Progress, TemporalEngine, make_run, read_progress
+from .engine import TemporalEngine, make_run
 from .messages import STEP_ACTIVITY
+from .queries import RPC_LIMIT, Progress, read_progress
 
 LOOK_S = 1.0
 # The limits of one look and of one request. With the body of a request they are shorter than a request may take.

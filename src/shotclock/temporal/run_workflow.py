@@ -97,6 +97,7 @@ GIFT_MS = 3_600_000  # the backstop above a step is twice its worst case plus th
 OUTPUTS_LIMIT_S = 60  # the templates of outputs have their own timeout; this is for a worker that dies meanwhile
 # The time for a worker to answer an order. The run does not wait for it, and without an answer it changes nothing.
 ORDER_LIMIT_S = 10
+CHANGES_AT_ONCE = 50  # in one answer, which Temporal limits
 CLEAN_UP_MS = 360_000  # the part of the engine's limit of a run that is kept for clean-up
 LAST_WORD_MS = 1_000  # the part of the run's time in which a step reports that it had no more
 ONCE = RetryPolicy(maximum_attempts=1)
@@ -153,6 +154,7 @@ class RunWorkflow:
         self._under_way: dict[str, _StepOnWorker] = {}
         self._shown: JsonObject = {"ShotclockStatus": "running", "ShotclockStep": []}
         self._children: dict[str, _NestedRun] = {}
+        self._changes: list[JsonObject] = []  # the records of steps, and the beginnings and ends of runs inside this
         self._scheduler = Scheduler(
             self._workflow,
             execute=self._execute,
@@ -428,6 +430,7 @@ class RunWorkflow:
         run_id, is_steps = run_input["run_id"], run_input["deadline_owner"] == f"step {name}"
         deadline_ms = None if is_steps else run_input["deadline_at"]
         self._children[run_id] = _NestedRun(name, deadline_ms, run_input["latest_at"])
+        self._changes.append({"begins": run_id})
         try:
             envelope: JsonObject = await workflow.execute_child_workflow(
                 RUN_WORKFLOW,
@@ -452,6 +455,7 @@ class RunWorkflow:
             return _answer(replace(self._call, name=f"run {run_input['name']}"), outcome)
         finally:
             del self._children[run_id]
+            self._changes.append({"ends": run_id})
 
     async def _wait_for_people(self, name: str, proposals: list[JsonObject]) -> list[JsonObject]:
         ids = [proposal["id"] for proposal in proposals]
@@ -661,19 +665,28 @@ class RunWorkflow:
             raise ApplicationError(f"the worker of step {step} does not answer", type="CALL_NOT_FOUND") from None
 
     @workflow.query
-    def progress(self) -> JsonObject:
+    def changes(self, since: int) -> JsonObject:
+        """Return what has changed since the change of that number, for a caller that shows each."""
+        more = self._changes[since : since + CHANGES_AT_ONCE]
+        has_more = since + len(more) < len(self._changes)
+        return {"changes": more, "has_more": has_more, "only_waits": self._only_waits()}
+
+    def _only_waits(self) -> bool:
+        """Return whether no step is at work. Nested runs report for themselves whether they only wait for people."""
         running = [name for name, state in self._scheduler.states.items() if state.status is Status.RUNNING]
-        # Nested runs report for themselves whether they only wait for people.
-        children = {run_id: child.step for run_id, child in self._children.items()}
-        waiting = {proposal["step"] for proposal in self._waiting.values()} | set(children.values())
+        waiting = {each["step"] for each in self._waiting.values()} | {each.step for each in self._children.values()}
+        return bool(waiting) and bool(running) and all(name in waiting for name in running)
+
+    @workflow.query
+    def progress(self) -> JsonObject:
         return {
             **self._describe_run(),
             "workflow": self._input["workflow"],
             "steps": {name: state.to_record() for name, state in self._scheduler.states.items()},
             "waiting": list(self._waiting.values()),
             "decided": self._decided,
-            "children": children,
-            "only_waits": bool(waiting) and bool(running) and all(name in waiting for name in running),
+            "children": {run_id: child.step for run_id, child in self._children.items()},
+            "only_waits": self._only_waits(),
         }
 
     def _show_progress(self) -> None:
@@ -693,6 +706,7 @@ class RunWorkflow:
             self._shown |= {key.name: value for key, value in values.items()}
 
     async def _record(self, states: Sequence[StepState]) -> None:
+        self._changes += [state.to_record() for state in states if state.status is not Status.PENDING]
         lines = [f"{name}: {state.status.value}" for name, state in self._scheduler.states.items()]
         workflow.set_current_details("\n".join(lines))
 

@@ -20,8 +20,9 @@ from ..core.errors import Failure
 from ..core.value_types import entity, field
 from ..workflow.state import JsonObject
 from ..workflow.step_log import KeptLog, LogLine, read_records
-from .engine import RPC_LIMIT, TemporalEngine, unreadable
+from .engine import TemporalEngine
 from .messages import STEP_ACTIVITY
+from .queries import RPC_LIMIT, unreadable
 
 TAIL_LIMIT = 4_096  # bytes of one step: a heartbeat and each result in the history have them
 LOOK_S = 0.5  # between two looks at the heartbeats of a run

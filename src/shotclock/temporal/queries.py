@@ -1,0 +1,131 @@
+"""Questions to a run on Temporal. A worker answers them, also once the run has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
+
+from ..core.envelope import Envelope, warning
+from ..core.errors import Failure
+from ..workflow.run import RunCaller
+from ..workflow.state import JsonObject, StepState
+from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE
+
+RPC_LIMIT = timedelta(seconds=10)
+SEEN_LIMIT = timedelta(seconds=5)  # where a caller without a worker must not wait for long
+LAST_CHANGES_S = 30.0  # for the changes of a run that has ended: a worker may have to replay it first
+# With these codes the engine has found no worker that answers, or too many queries wait for one already.
+_UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED)
+LISTED_BY = "check the spelling; `shotclock report --on URL` lists the runs"
+NO_WORKER = "is there one at its queue? `shotclock worker --on URL [--queue NAME]` starts one"
+
+Progress = JsonObject  # the answer to the `progress` query of a run (run_workflow.py)
+Handle = WorkflowHandle[Any, Any]
+
+
+async def read_progress(handle: Handle, limit: timedelta = RPC_LIMIT) -> Progress:
+    return await _ask(handle, "progress", [], limit)
+
+
+async def _ask(handle: Handle, question: str, arguments: list[int], limit: timedelta = RPC_LIMIT) -> JsonObject:
+    try:
+        reply: JsonObject = await handle.query(question, args=arguments, rpc_timeout=limit)
+        return reply
+    except RPCError as error:
+        raise not_reached(handle, error) from None
+    except Exception as error:
+        raise unreadable(handle, error) from None
+
+
+class RunChanges:
+    """The changes of a run and of the runs inside it, in order, for its caller."""
+
+    def __init__(self, client: Client, run_id: str, caller: RunCaller) -> None:
+        self._client, self._run_id, self._caller = client, run_id, caller
+        self._read: dict[str, int] = {}  # how many changes of each run were read
+        self._inside: dict[str, None] = {}  # the runs inside it that have not ended
+        self._broken: Exception | None = None
+        self.handle: Handle = client.get_workflow_handle(run_id)
+
+    @property
+    def is_wanted(self) -> bool:
+        return self._caller.on_change is not None or self._caller.on_news is not None
+
+    async def read(self) -> bool:
+        """Report the new changes. Return whether the run itself only waits for people or runs inside it."""
+        only_waits = await self._read_run(self._run_id)
+        for run_id in list(self._inside):
+            await self._read_inside(run_id)
+        return only_waits
+
+    async def _read_inside(self, run_id: str) -> None:
+        try:
+            await self._read_run(run_id)
+        except Failure as failure:
+            if failure.code != "RUN_NOT_FOUND":  # the engine has not begun it, or never did
+                raise
+
+    async def _read_run(self, run_id: str) -> bool:
+        while True:
+            number = self._read.setdefault(run_id, 0)
+            reply = await _ask(self._client.get_workflow_handle(run_id), "changes", [number])
+            for change in reply["changes"]:
+                if (inside := change.get("begins")) is not None:
+                    self._inside[inside] = None
+                elif (inside := change.get("ends")) is not None:  # before the end of its step
+                    await self._read_inside(inside)
+                    del self._inside[inside]
+                else:
+                    self._report(run_id, StepState.from_record(change))
+                self._read[run_id] += 1
+            if not reply["has_more"]:
+                return bool(reply["only_waits"])
+
+    def _report(self, run_id: str, state: StepState) -> None:
+        caller, name = self._caller, state.id
+        if run_id != self._run_id:
+            state.id = f"{run_id.removeprefix(f'{self._run_id}.')}.{name}"
+        try:
+            if caller.on_news is not None and state.status.is_final:
+                for news in state.overtime:
+                    caller.on_news(state.id, news)
+            if caller.on_change is not None:
+                caller.on_change(state)
+        except Exception as error:  # a broken listener does not stop the run
+            self._broken, self._caller = error, RunCaller()
+
+    async def finish(self, envelope: Envelope) -> Envelope:
+        """Report the last changes of a run that has ended, and return its envelope."""
+        if not self.is_wanted and self._broken is None:
+            return envelope
+        try:
+            async with asyncio.timeout(LAST_CHANGES_S):
+                await self.read()
+            why: Exception | str | None = self._broken
+        except Failure as failure:
+            why = failure
+        except TimeoutError:
+            why = NO_WORKER
+        if why is not None:
+            envelope.warnings.append(warning("NOT_TOLD", f"the last changes of steps are not known here: {why}"))
+        return envelope
+
+
+def unreadable(handle: Handle, error: Exception) -> Failure:
+    message = f"the record of run {handle.id!r} cannot be read: {error}"
+    hint = f"set {KEY_VARIABLE} and {PAYLOADS_VARIABLE} as for its workers, then run data.continue_command"
+    return Failure("INCOMPLETE", message, suggestion=hint)
+
+
+def not_reached(handle: Handle, error: RPCError) -> Failure:
+    if error.status is RPCStatusCode.NOT_FOUND:
+        if "already completed" in error.message:
+            return Failure("CALL_NOT_FOUND", f"run {handle.id!r} has ended")
+        return Failure("RUN_NOT_FOUND", f"there is no run {handle.id!r}", suggestion=LISTED_BY)
+    if error.status in _UNANSWERED:
+        return Failure("CONNECT_FAILED", f"no worker answers for run {handle.id!r}", suggestion=NO_WORKER)
+    return Failure("CONNECT_FAILED", f"the engine does not answer for run {handle.id!r}: {error}")
