@@ -140,6 +140,8 @@ class Program:
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         environment = {**os.environ, "SHOTCLOCK_HOME": str(home or folder / "home")}
         environment.pop("SHOTCLOCK_REMAINING_MS", None)
+        if words[0] == "worker":
+            environment.setdefault("SHOTCLOCK_PAYLOADS", str(folder / "payloads"))
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = WarmStart(
                 [*prefix, sys.executable, "-m", "shotclock", *words],
@@ -325,7 +327,7 @@ def on_either(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     if request.param == "temporal":
         cluster: Cluster = request.getfixturevalue("cluster")
         on = cluster.url
-        monkeypatch.setenv("SHOTCLOCK_PAYLOADS", str(cluster.folder / "home" / "payloads"))  # where the workers' are
+        monkeypatch.setenv("SHOTCLOCK_PAYLOADS", str(cluster.folder / "payloads"))  # where the workers' are
     made = Runs(tmp_path, on)
     yield made
     made.close()

@@ -136,6 +136,7 @@ def test_steps_that_wait_for_nothing_begin_in_the_order_of_the_file(runs: Runs) 
     assert code == 0 and (runs.folder / "order").read_text().split() == ["zeta", "mid", "alpha"], envelope
     assert list(envelope["data"]["steps"]) == envelope["data"]["completed"] == ["zeta", "mid", "alpha"], envelope
 
+
 def test_every_change_is_an_event_and_in_order_before_the_line_of_the_run(runs: Runs) -> None:
     """Steps are shorter than the pause between two looks at an engine, and the last one ends with its run."""
     runs.write("steps: {one: {type: command, exec: echo one}}", "inner.yaml")

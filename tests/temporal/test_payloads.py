@@ -13,9 +13,18 @@ import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.temporal.connection import connect, read_address
-from shotclock.temporal.payloads import THRESHOLD, EncryptingCodec, make_converter, read_key, write_workflow
+from shotclock.temporal.payloads import (
+    INLINE_LIMIT,
+    THRESHOLD,
+    EncryptingCodec,
+    UnreadablePayload,
+    UnstorablePayload,
+    make_converter,
+    read_keys,
+    write_workflow,
+)
 from shotclock.workflow.loader import load_text
-from tests.temporal.conftest import Cluster, Runs, wait_until
+from tests.temporal.conftest import Cluster, Program, Runs, wait_until
 
 WITHIN_S = 30
 
@@ -51,16 +60,28 @@ def test_what_is_encrypted_comes_back_and_cannot_be_read_on_the_way(tmp_path: Pa
 
 def test_another_key_reads_nothing() -> None:
     payload = make_converter({}).payload_converter.to_payload("text")
-    sent = asyncio.run(EncryptingCodec(b"a" * 32).encode([payload]))
-    with pytest.raises(ValueError, match="another key"):
-        asyncio.run(EncryptingCodec(b"b" * 32).decode(sent))
-    assert asyncio.run(EncryptingCodec(b"a" * 32).decode([payload])) == [payload], "sent before there was a key"
+    old, new = b"a" * 32, b"b" * 32
+    sent = asyncio.run(EncryptingCodec([old]).encode([payload]))
+    for keys, ours in (([new], "[0-9a-f]{16}$"), ([], "not set$")):
+        with pytest.raises(UnreadablePayload, match=f"with key [0-9a-f]{{16}}, and SHOTCLOCK_CODEC_KEY is {ours}"):
+            asyncio.run(EncryptingCodec(keys).decode(sent))
+    assert asyncio.run(EncryptingCodec([old]).decode([payload])) == [payload], "sent before there was a key"
+
+
+def test_the_first_of_several_keys_encrypts_and_each_of_them_reads() -> None:
+    payload = make_converter({}).payload_converter.to_payload("text")
+    old, new = b"a" * 32, b"b" * 32
+    for keys, reads in (([new, old], [new]), ([old, new], [old])):
+        sent = asyncio.run(EncryptingCodec(keys).encode([payload]))
+        assert asyncio.run(EncryptingCodec(reads).decode(sent)) == [payload]
+        assert asyncio.run(EncryptingCodec(keys[::-1]).decode(sent)) == [payload]
+    assert read_keys({"SHOTCLOCK_CODEC_KEY": f"{new.hex()}, {old.hex()}"}) == [new, old]
 
 
 @pytest.mark.parametrize("text", ["short", "zz" * 32, "ab" * 31])
 def test_a_key_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(Failure, match="SHOTCLOCK_CODEC_KEY"):
-        read_key({"SHOTCLOCK_CODEC_KEY": text})
+        read_keys({"SHOTCLOCK_CODEC_KEY": text})
 
 
 # --- what is large ----------------------------------------------------------------------------------------
@@ -73,6 +94,18 @@ def test_what_is_large_lies_in_a_directory(tmp_path: Path) -> None:
     assert len([file for file in tmp_path.rglob("*") if file.is_file()]) == 1
     back, way = converted({"SHOTCLOCK_PAYLOADS": str(tmp_path)}, "small")
     assert back == "small" and b"small" in way
+
+
+def test_what_is_large_without_a_place_and_what_is_not_there_name_the_variable_to_set(
+    tmp_path: Path, object_store: tuple[str, dict[str, bytes]]
+) -> None:
+    assert converted({}, "x" * (THRESHOLD + 1))[0], "several values together may be larger than one"
+    with pytest.raises(UnstorablePayload, match="set SHOTCLOCK_PAYLOADS to"):
+        converted({}, "x" * INLINE_LIMIT)
+    sent = asyncio.run(make_converter({"SHOTCLOCK_PAYLOADS": str(tmp_path / "one")}).encode(["x" * INLINE_LIMIT]))
+    for place in ("", str(tmp_path / "other"), object_store[0]):
+        with pytest.raises(UnreadablePayload, match="SHOTCLOCK_PAYLOADS"):
+            asyncio.run(make_converter({"SHOTCLOCK_PAYLOADS": place}).decode(sent))
 
 
 @pytest.fixture
@@ -208,3 +241,80 @@ def test_no_secret_and_nothing_large_is_in_the_history_of_a_run(
     finally:
         worker.stop()
         wait_until(lambda: worker.process.poll() is not None, "the end of the worker")
+
+
+@pytest.mark.slow
+def test_a_large_value_without_a_shared_folder_is_refused_at_the_start_or_when_its_step_ends(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_PAYLOADS", "")
+    queue, runs = f"q-{tmp_path.name}", Runs(tmp_path, cluster.url)
+    flow = "steps: {large: {type: command, exec: 'head -c 140000 /dev/zero | tr \"\\0\" x'}}"
+    (tmp_path / "large.yaml").write_text(f"inputs: {{text: {{default: {'y' * 140_000}}}}}\n{flow}")
+    code, refused = runs.run(None, "large.yaml", "--queue", queue)
+    assert (code, refused["error"]["code"], refused["meta"]["side_effects"]) == (4, "PRECONDITION", "none"), refused
+    assert "set SHOTCLOCK_PAYLOADS to" in refused["error"]["suggestion"], refused
+    worker = cluster.start_worker("--queue", queue, home=tmp_path / "of-the-worker")
+    try:
+        code, envelope = runs.run(flow, "--queue", queue)
+    finally:
+        worker.stop()
+    error = envelope["data"]["steps"]["large"]["error"]
+    assert (code, error["code"]) == (3, "OUTPUT_INVALID") and "set SHOTCLOCK_PAYLOADS to" in error["message"], envelope
+
+
+@pytest.mark.slow
+def test_another_key_is_named_by_run_report_and_worker_and_with_the_old_one_beside_it_the_run_continues(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, queue, run_id = secrets.token_hex(32), secrets.token_hex(32), f"q-{tmp_path.name}", f"key-{tmp_path.name}"
+    runs = Runs(tmp_path, cluster.url)
+
+    def start_worker(keys: str, name: str = queue) -> Program:
+        monkeypatch.setenv("SHOTCLOCK_CODEC_KEY", keys)
+        return cluster.start_worker("--queue", name)
+
+    workers = [start_worker(old), start_worker(new, f"{queue}-new")]
+    monkeypatch.setenv("SHOTCLOCK_CODEC_KEY", old)
+    try:
+        running = runs.start(
+            f"""
+            timeout: 100
+            steps:
+              there: {{type: command, exec: touch there, runs_on: {queue}-new, continue_on_failure: true}}
+              waits:
+                type: command
+                exec: "echo begun >> begun; while test ! -e go; do sleep 0.1; done"
+                depends_on: [there]
+                idempotent: true
+            finally: {{end: {{type: command, exec: touch ended}}}}
+            """,
+            *("--queue", queue, "--run-id", run_id, "--heartbeat", "2s"),
+        )
+        runs.wait_for("begun")
+        workers[0].kill()
+        workers.append(start_worker(new))
+        monkeypatch.setenv("SHOTCLOCK_CODEC_KEY", old)
+        code, envelope = running.ended()
+        named = f"a worker of run {run_id!r} cannot read its record: it is encrypted with key "
+        assert code == 14 and envelope["error"]["message"].startswith(named), envelope
+        assert envelope["meta"]["side_effects"] == "unknown" and "NEW,OLD" in envelope["error"]["suggestion"]
+        code, told = runs.call("report", run_id)
+        assert code == 14 and told["error"]["message"].startswith(named), told
+        said = workers[2].err.read_text()
+        assert ": it is encrypted with key " in said and "ValueError" not in said, said
+
+        workers[2].kill()
+        workers.append(start_worker(f"{new},{old}"))
+        (tmp_path / "go").touch()
+        wait_until(
+            lambda: runs.run(None, "--resume", run_id)[0] != 14, "the engine, which pauses before it tries again"
+        )
+        code, envelope = runs.run(None, "--resume", run_id)
+        assert code == 0 and (tmp_path / "ended").exists(), envelope
+        there = envelope["data"]["steps"]["there"]
+        assert there["error"]["code"] == "PRECONDITION" and "its worker cannot read it" in there["error"]["message"]
+        assert there["side_effects"] == "none" and not (tmp_path / "there").exists(), there
+    finally:
+        for worker in workers:
+            worker.stop()

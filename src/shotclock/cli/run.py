@@ -120,8 +120,8 @@ def _run(
     if values["skip"] and values["on"] is not None:
         raise Mistaken({"skip": "only for runs of this machine, not with --on; --only and --tags work there"})
     if follow and values["on"] is not None:
-        read = f"`shotclock logs RUN_ID -f {values['on'].on_command_line}`"
-        raise Mistaken({"follow": f"only for runs of this machine: what steps print stays with workers; {read} reads it"})
+        hint = f"`shotclock logs RUN_ID -f {values['on'].on_command_line}` reads it"
+        raise Mistaken({"follow": f"only for runs of this machine: what steps print stays with workers; {hint}"})
     if values["heartbeat_ms"] is not None and values["heartbeat_ms"] < SHORTEST_HEARTBEAT_MS:
         message = f"must be at least {SHORTEST_HEARTBEAT_MS} ms, or a busy worker would be taken for lost"
         raise Mistaken({"heartbeat": message})

@@ -64,7 +64,7 @@ from .messages import (
     describe_beginning,
     pack_record,
 )
-from .payloads import KEY_VARIABLE, read_key, write_workflow
+from .payloads import KEY_VARIABLE, read_keys, refuse_large, write_workflow
 from .queries import (
     LISTED_BY,
     NO_WORKER,
@@ -155,6 +155,7 @@ class TemporalEngine:
             "env": {},
             "attributes": attributes,
         }
+        refuse_large(run_input, os.environ)
         start_id = uuid.uuid4().hex
         steps = request.workflow.steps.values()
         has_end = limit_ms and not any(step.approval or STEP_TYPES[step.type].waits_when_approved for step in steps)
@@ -244,26 +245,35 @@ class TemporalEngine:
             signal = caller.stop.result()
             tasks.append(asyncio.ensure_future(_insist(lambda: handle.signal("stop", signal, rpc_timeout=RPC_LIMIT))))
             done, _ = await asyncio.wait([ending], timeout=STOP_LIMIT_S)
+            if not done:
+                return self._unended_answer(run_id, int(STOP_LIMIT_S * 1000))
             watching.cancel()
-            return await changes.finish(ending.result()) if done else self._unended_answer(run_id, int(STOP_LIMIT_S * 1000))
+            return await changes.finish(ending.result())
         finally:
             for each in tasks:
                 each.cancel()
             await asyncio.wait(tasks)
 
     async def _watch(self, changes: RunChanges, caller: RunCaller) -> Progress:
-        """Report changes. Return the progress once the run has waited only for people as long as the caller does."""
-        waits_since_ns: int | None = None
+        """Report changes. Return the progress once the run has waited only for people as long as the caller does. Raise
+        Failure once its record could not be read for a while, here or by its worker."""
+        waits_since_ns = unread_since_ns = None
         while changes.is_wanted or caller.budget_ms is not None:
-            with contextlib.suppress(Failure):
+            now_ns = monotonic_ns()
+            try:
                 progress: Progress = {"only_waits": await changes.read()}
                 if progress["only_waits"] and caller.budget_ms is not None:
                     progress = await self._read_with_nested(await read_progress(changes.handle))
-                now_ns = monotonic_ns()
+                unread_since_ns = None
                 waits_since_ns = (waits_since_ns or now_ns) if progress["only_waits"] else None
                 waited_ms = 0 if waits_since_ns is None else (now_ns - waits_since_ns) // NS_PER_MS
                 if waits_since_ns is not None and caller.budget_ms is not None and waited_ms >= caller.budget_ms:
                     return progress
+            except Failure as failure:
+                if failure.code == "INCOMPLETE":
+                    unread_since_ns = unread_since_ns or now_ns
+                    if now_ns - unread_since_ns >= NO_WORKER_MS * NS_PER_MS:
+                        raise
             await asyncio.sleep(LOOK_S)
         return await _never(dict)
 
@@ -366,7 +376,7 @@ class TemporalEngine:
         return answer(call, outcome)
 
     def _unended_answer(self, run_id: str, waited_ms: int) -> Envelope:
-        key = "" if read_key(os.environ) is None else f", or none has our {KEY_VARIABLE}"
+        key = f", or none has our {KEY_VARIABLE}" if read_keys(os.environ) else ""
         message = f"run {run_id} has not ended in its time: no worker takes it{key}, or the engine does not answer"
         fired = Fired(ClockKind.BUDGET, "caller", waited_ms, waited_ms)
         return self._unknown_answer(Failure("INCOMPLETE", message), run_id, fired)
@@ -485,7 +495,7 @@ class TemporalEngine:
 
     async def find_attributes(self) -> list[str]:
         """Return our registered search attributes; none with a key for payloads: Temporal stores them in the clear."""
-        if read_key(os.environ) is not None:
+        if read_keys(os.environ):
             return []
         if self._attributes is None:
             client = await self.client()

@@ -2,28 +2,33 @@
 
 With a key (SHOTCLOCK_CODEC_KEY) every payload is encrypted. Without one, runs with secrets are refused.
 Large payloads are stored below SHOTCLOCK_PAYLOADS, a directory or the URL of an object store, named by their digest.
+Without it large values are refused. A process that cannot read or store a payload says why, unencrypted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from temporalio.api.common.v1 import Payload
+from temporalio.api.failure.v1 import Failure as WireFailure
 from temporalio.converter import (
     CompositePayloadConverter,
     DataConverter,
+    DefaultFailureConverter,
     DefaultFailureConverterWithEncodedAttributes,
     DefaultPayloadConverter,
     ExternalStorage,
     JSONPlainPayloadConverter,
     PayloadCodec,
+    PayloadConverter,
     StorageDriver,
     StorageDriverClaim,
     StorageDriverRetrieveContext,
@@ -32,14 +37,17 @@ from temporalio.converter import (
 
 from ..core.errors import Failure
 from ..core.visible_text import Redaction
-from ..store.home import make_private_directory, state_home
 from ..workflow.schema import WorkflowFile, ai_steps
 from ..workflow.state import HIDES, JsonObject, record_workflow
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_VARIABLE = "SHOTCLOCK_CODEC_KEY"
 PAYLOADS_VARIABLE = "SHOTCLOCK_PAYLOADS"
 KEY_BYTES = 32
-THRESHOLD = 128 * 1024  # History keeps every payload, so larger ones are stored outside. Temporal refuses 2 MB.
+THRESHOLD = 128 * 1024  # History keeps every payload, so larger ones are stored outside.
+INLINE_LIMIT = 1_900_000  # of several values in one payload, without a place outside. Temporal refuses 2 MB.
 # In characters of JSON. Temporal fails the task of a workflow that is busy for two seconds, again and again.
 JSON_LIMIT = 10_000_000
 TRANSFER_LIMIT_S = 60.0
@@ -48,33 +56,87 @@ _ENCODING = b"binary/shotclock-encrypted"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def read_key(environ: Mapping[str, str]) -> bytes | None:
-    text = environ.get(KEY_VARIABLE, "").strip()
-    if not text:
-        return None
-    try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        hint = "make one with: python3 -c 'import secrets; print(secrets.token_hex(32))'"
-        message = f"the environment variable {KEY_VARIABLE} is not {KEY_BYTES} bytes in hexadecimal"
-        raise Failure("ARG_ERROR", message, suggestion=hint)
-    return key
+class UnreadablePayload(ValueError):
+    """A payload that this process cannot decrypt or find. Nothing was done with it."""
+
+
+class UnstorablePayload(ValueError):
+    """A payload that is too large for history, without a place outside. What made it was done."""
+
+
+_OWN_ERRORS = (UnreadablePayload, UnstorablePayload)
+
+
+def find_own_error(error: BaseException | None) -> BaseException | None:
+    """Return the error of this module that another one was raised for."""
+    while error is not None and not isinstance(error, _OWN_ERRORS):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def read_keys(environ: Mapping[str, str]) -> list[bytes]:
+    """Return the keys. The first encrypts; with the others, which it replaces, payloads can still be read."""
+    keys: list[bytes] = []
+    for text in environ.get(KEY_VARIABLE, "").replace(",", " ").split():
+        try:
+            key = bytes.fromhex(text)
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            hint = "make one with: python3 -c 'import secrets; print(secrets.token_hex(32))'"
+            message = f"the environment variable {KEY_VARIABLE} is not {KEY_BYTES} bytes in hexadecimal"
+            raise Failure("ARG_ERROR", f"{message}, or several of them", suggestion=hint)
+        keys.append(key)
+    return keys
+
+
+def has_place(environ: Mapping[str, str]) -> bool:
+    return bool(environ.get(PAYLOADS_VARIABLE, "").strip())
 
 
 def make_converter(environ: Mapping[str, str] | None = None) -> DataConverter:
     environ = os.environ if environ is None else environ
-    key = read_key(environ)
-    storage = ExternalStorage(drivers=[make_driver(environ)], payload_size_threshold=THRESHOLD)
-    if key is None:
-        return DataConverter(OrderedConverter, external_storage=storage)
+    keys, threshold = read_keys(environ), THRESHOLD if has_place(environ) else INLINE_LIMIT
     return DataConverter(
         OrderedConverter,
-        payload_codec=EncryptingCodec(key),
-        failure_converter_class=DefaultFailureConverterWithEncodedAttributes,
-        external_storage=storage,
+        payload_codec=EncryptingCodec(keys),
+        failure_converter_class=_EncryptedFailures if keys else _Failures,
+        external_storage=ExternalStorage(drivers=[make_driver(environ)], payload_size_threshold=threshold),
     )
+
+
+def refuse_large(sent: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Refuse to start a run whose file and inputs its workers could not find."""
+    if not has_place(environ) and (size := len(json.dumps(sent))) > THRESHOLD:
+        message = f"the file and its inputs are {size} characters of JSON, more than the {THRESHOLD} of a history"
+        raise Failure("PRECONDITION", message, suggestion=_SET_PLACE)
+
+
+def find_json_limit(environ: Mapping[str, str]) -> tuple[int, str]:
+    """Return the most characters of JSON of one output, and why not more."""
+    if has_place(environ):
+        return JSON_LIMIT, "the most on this engine"
+    return THRESHOLD, f"the most that history takes; for more {_SET_PLACE}"
+
+
+_SET_PLACE = f"set {PAYLOADS_VARIABLE} to a directory or URL that callers and workers share"
+
+
+class _Failures(DefaultFailureConverter):
+    """Failures, and of the errors of this module only why."""
+
+    def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: WireFailure) -> None:
+        super().to_failure(find_own_error(exception) or exception, payload_converter, failure)
+
+
+class _EncryptedFailures(DefaultFailureConverterWithEncodedAttributes):
+    """Encrypted failures. The errors of this module are not: a reader may have another key."""
+
+    def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: WireFailure) -> None:
+        if find_own_error(exception) is not None:
+            _Failures().to_failure(exception, payload_converter, failure)
+        else:
+            super().to_failure(exception, payload_converter, failure)
 
 
 class _OrderedJson(JSONPlainPayloadConverter):
@@ -108,7 +170,7 @@ def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables:
         if any(workflow.tools[name].workflow is not None for name in step.ai.tools):
             message = f"step {step_id}: a workflow cannot be an agent's tool on Temporal"
             raise Failure("PRECONDITION", message, suggestion="run the file here, without `--on`")
-    if read_key(os.environ) is not None:
+    if read_keys(os.environ):
         return workflow.model_dump(exclude_unset=True)
     written = record_workflow(workflow, variables)
     redaction = Redaction(variables)
@@ -124,41 +186,52 @@ def write_workflow(workflow: WorkflowFile, inputs: Mapping[str, Any], variables:
 class EncryptingCodec(PayloadCodec):
     """Encryption of payloads with AES-256-GCM. Payloads that were sent without a key are read as they are."""
 
-    def __init__(self, key: bytes) -> None:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._ciphers: dict[bytes, AESGCM] = {}
+        if keys:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        self._cipher = AESGCM(key)
-        self._key_id = hashlib.sha256(b"shotclock codec " + key).hexdigest()[:16].encode()
+            self._ciphers = {_name_key(key): AESGCM(key) for key in keys}
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        return [self._encode(payload) for payload in payloads]
+        return [self._encode(payload) for payload in payloads] if self._ciphers else list(payloads)
 
     async def decode(self, payloads: Iterable[Payload]) -> list[Payload]:
         return [self._decode(payload) for payload in payloads]
 
     def _encode(self, payload: Payload) -> Payload:
-        nonce = os.urandom(_NONCE_BYTES)
-        data = nonce + self._cipher.encrypt(nonce, payload.SerializeToString(), self._key_id)
-        return Payload(metadata={"encoding": _ENCODING, "key-id": self._key_id}, data=data)
+        nonce, (key_id, cipher) = os.urandom(_NONCE_BYTES), next(iter(self._ciphers.items()))
+        data = nonce + cipher.encrypt(nonce, payload.SerializeToString(), key_id)
+        return Payload(metadata={"encoding": _ENCODING, "key-id": key_id}, data=data)
 
     def _decode(self, payload: Payload) -> Payload:
         if payload.metadata.get("encoding") != _ENCODING:
             return payload
-        if payload.metadata.get("key-id") != self._key_id:
-            raise ValueError(f"it was encrypted with another key than {KEY_VARIABLE}")
+        key_id = payload.metadata.get("key-id", b"")
+        if key_id not in self._ciphers:
+            ours = ", ".join(each.decode() for each in self._ciphers) or "not set"
+            message = f"it is encrypted with key {key_id.decode(errors='replace')}, and {KEY_VARIABLE} is {ours}"
+            raise UnreadablePayload(message)
         nonce, data = payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:]
-        return Payload.FromString(self._cipher.decrypt(nonce, data, self._key_id))
+        return Payload.FromString(self._ciphers[key_id].decrypt(nonce, data, key_id))
+
+
+def _name_key(key: bytes) -> bytes:
+    """Return the public name of a key, which is in payloads and messages."""
+    return hashlib.sha256(b"shotclock codec " + key).hexdigest()[:16].encode()
 
 
 def make_driver(environ: Mapping[str, str]) -> StorageDriver:
     place = environ.get(PAYLOADS_VARIABLE, "").strip()
+    if not place:
+        return NoPlaceDriver()
     if place.startswith(("http://", "https://")):
         return HttpDriver(place.rstrip("/"))
     if place.startswith("file://"):
         place = place.removeprefix("file://")
     elif "://" in place:
         raise Failure("ARG_ERROR", f"{PAYLOADS_VARIABLE}: {place[:80]!r} is no directory, file:// or http(s):// URL")
-    return DirectoryDriver(Path(place) if place else None)
+    return DirectoryDriver(Path(place))
 
 
 class _ContentDriver(StorageDriver):
@@ -190,22 +263,32 @@ class _ContentDriver(StorageDriver):
             digest = claim.claim_data["sha256"]
             if not _DIGEST.fullmatch(digest):
                 raise ValueError(f"{digest[:80]!r} names no payload")
-            data = await self._get(digest)
+            try:
+                data = await self._get(digest)
+            except FileNotFoundError as error:
+                raise UnreadablePayload(f"{error.filename} is not there: {_SET_PLACE}") from None
             if hashlib.sha256(data).hexdigest() != digest:
                 raise ValueError(f"payload {digest} is not what was stored")
             found.append(Payload.FromString(data))
         return found
 
 
+class NoPlaceDriver(_ContentDriver):
+    async def _put(self, digest: str, data: bytes) -> None:
+        raise UnstorablePayload(f"{len(data)} bytes are too large for history: {_SET_PLACE}")
+
+    async def _get(self, digest: str) -> bytes:
+        raise UnreadablePayload(f"it is outside of history, and {PAYLOADS_VARIABLE} is not set: {_SET_PLACE}")
+
+
 class DirectoryDriver(_ContentDriver):
     """A storage of files. Several machines have to share the directory."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def _path(self, digest: str) -> Path:
-        folder = make_private_directory(state_home(os.environ) / "payloads") if self._folder is None else self._folder
-        return folder / digest[:2] / digest
+        return self._folder / digest[:2] / digest
 
     async def _put(self, digest: str, data: bytes) -> None:
         await asyncio.to_thread(self._write, digest, data)
@@ -238,5 +321,7 @@ class HttpDriver(_ContentDriver):
 
         async with asyncio.timeout(TRANSFER_LIMIT_S), httpx2.AsyncClient() as client:
             answer = await client.request(method, f"{self._url}/{digest}", content=data)
+            if answer.status_code == 404:
+                raise FileNotFoundError(errno.ENOENT, "", f"{self._url}/{digest}")
             answer.raise_for_status()
             return bytes(answer.content)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from datetime import timedelta
 from typing import Any
 
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.envelope import Envelope, warning
 from ..core.errors import Failure
 from ..workflow.run import RunCaller
 from ..workflow.state import JsonObject, StepState
-from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE
+from .payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, UnreadablePayload
 
 RPC_LIMIT = timedelta(seconds=10)
 SEEN_LIMIT = timedelta(seconds=5)  # where a caller without a worker must not wait for long
@@ -22,6 +23,8 @@ LAST_CHANGES_S = 30.0  # for the changes of a run that has ended: a worker may h
 _UNANSWERED = (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.RESOURCE_EXHAUSTED)
 LISTED_BY = "check the spelling; `shotclock report --on URL` lists the runs"
 NO_WORKER = "is there one at its queue? `shotclock worker --on URL [--queue NAME]` starts one"
+
+_ENCRYPTED = "Encoded failure"  # what the SDK writes in place of a message
 
 Progress = JsonObject  # the answer to the `progress` query of a run (run_workflow.py)
 Handle = WorkflowHandle[Any, Any]
@@ -36,9 +39,27 @@ async def _ask(handle: Handle, question: str, arguments: list[int], limit: timed
         reply: JsonObject = await handle.query(question, args=arguments, rpc_timeout=limit)
         return reply
     except RPCError as error:
+        if error.status is RPCStatusCode.FAILED_PRECONDITION:
+            raise await _explain_failing(handle) from None
         raise not_reached(handle, error) from None
+    except WorkflowQueryFailedError as error:
+        raise _unreadable_there(handle, str(error)) from None
     except Exception as error:
         raise unreadable(handle, error) from None
+
+
+async def _explain_failing(handle: Handle) -> Failure:
+    """Return why the workers of a run fail again and again to continue it: the last reason in its history."""
+    why, kind = "its reason is not known", ""
+    with contextlib.suppress(RPCError, TimeoutError):
+        async with asyncio.timeout(SEEN_LIMIT.total_seconds()):
+            async for event in handle.fetch_history_events():
+                if event.HasField("workflow_task_failed_event_attributes"):
+                    failure = event.workflow_task_failed_event_attributes.failure
+                    why, kind = failure.message, failure.application_failure_info.type
+    if kind == UnreadablePayload.__name__:
+        return _unreadable_there(handle, why)
+    return Failure("CONNECT_FAILED", f"the worker of run {handle.id!r} fails, and tries again: {why}")
 
 
 class RunChanges:
@@ -113,6 +134,13 @@ class RunChanges:
         if why is not None:
             envelope.warnings.append(warning("NOT_TOLD", f"the last changes of steps are not known here: {why}"))
         return envelope
+
+
+def _unreadable_there(handle: Handle, why: str) -> Failure:
+    why = "the reason is encrypted, with a key that is not ours" if why == _ENCRYPTED else why
+    hint = f"give its workers {PAYLOADS_VARIABLE} as here, and {KEY_VARIABLE} with this key as well (NEW,OLD)"
+    message = f"a worker of run {handle.id!r} cannot read its record: {why}"
+    return Failure("INCOMPLETE", message, suggestion=f"{hint}; then run data.continue_command")
 
 
 def unreadable(handle: Handle, error: Exception) -> Failure:

@@ -88,6 +88,7 @@ with workflow.unsafe.imports_passed_through():
         select_visible,
         slice_workflow,
     )
+    from .payloads import UnreadablePayload
 
     for _name in STEP_TYPES:  # otherwise each would be imported again when a file has such a step
         STEP_TYPES[_name]
@@ -369,6 +370,11 @@ class RunWorkflow:
             message = f"no worker has taken step {name} before the {self._call.name}'s time was over"
             state.ending = Ending.NOT_STARTED.value
             state.error = _timeout_error(state, "NO_TIME_LEFT", message, fired)
+            return True
+        if isinstance(cause, ApplicationError) and cause.type == UnreadablePayload.__name__:
+            state.status, state.side_effects, state.ending = Status.FAILED, SideEffects.NONE, Ending.NOT_STARTED.value
+            message = f"its worker cannot read it: {cause.message}"
+            state.error = {"code": "PRECONDITION", "message": message, "retryable": True, "phase": "validation"}
             return True
         is_late = isinstance(cause, TimeoutError)  # the backstop; anything else is a bug
         code, state.status = ("TIMEOUT", Status.TIMED_OUT) if is_late else ("INTERNAL_ERROR", Status.FAILED)

@@ -66,7 +66,7 @@ from .messages import (
     pack_proposals,
     unpack_proposals,
 )
-from .payloads import JSON_LIMIT, KEY_VARIABLE, read_key, write_workflow
+from .payloads import KEY_VARIABLE, find_json_limit, read_keys, write_workflow
 from .step_tails import StepTails
 
 BEATS = 8  # heartbeats per heartbeat timeout: a late one does no harm
@@ -252,7 +252,7 @@ async def _open_context(
         call=call,
         find_fired=find_fired,
         logs=None if on_output is None else RunLogs(None, run["run_id"], redaction, on_output),
-        json_limit=JSON_LIMIT,
+        json_limit=find_json_limit(os.environ),
     )
     try:
         yield context
@@ -423,7 +423,7 @@ class _StepWork:
             latest_at = self._clock.at_ms(step.started_ns + step.clocks.timeout_ms * NS_PER_MS)
         inputs = check_inputs(inner, nested.inputs)
         own_env = {key: text for key, text in nested.env.items() if self._services.environment.get(key) != text}
-        if read_key(os.environ) is None and any(map(looks_secret, own_env)):
+        if not read_keys(os.environ) and any(map(looks_secret, own_env)):
             message = f"{nested.file}: its variables hold a secret, which would lie in Temporal's history"
             raise Failure("PRECONDITION", message, suggestion=f"give the workers {KEY_VARIABLE}")
         run = self._input["run"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import select
@@ -30,7 +31,7 @@ from ..store.store import Store
 from ..workflow.run import OpenedInbox
 from .connection import API_KEY, SETTINGS, Address, connect
 from .messages import DEFAULT_QUEUE
-from .payloads import KEY_VARIABLE, read_key
+from .payloads import KEY_VARIABLE, find_own_error, read_keys
 from .run_workflow import RunWorkflow
 from .step_activity import Activities, Leases, WorkerServices
 
@@ -60,6 +61,9 @@ async def serve_worker(
     address: Address, options: WorkerOptions, stop: asyncio.Future[str], on_ready: Callable[[], None]
 ) -> str:
     kernel.hide_variables(looks_secret)
+    logs = logging.StreamHandler()
+    logs.addFilter(_shorten)
+    logging.getLogger("temporalio").addHandler(logs)
     async with contextlib.AsyncExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory(prefix="shotclock-worker-"))
         runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
@@ -87,10 +91,16 @@ async def serve_worker(
             return await stop  # unbounded: a worker serves until it is stopped
 
 
+def _shorten(record: logging.LogRecord) -> bool:
+    """Log only the reason where a payload cannot be read or stored, without a traceback."""
+    if record.exc_info and (why := find_own_error(record.exc_info[1])) is not None:
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {why}", (), None
+    return True
+
+
 def _share_approval_key(store: Store) -> None:
     """Give secrets in proposals the same digest on every worker that has the same key."""
-    key = read_key(os.environ)
-    if key is not None:
+    for key in read_keys(os.environ)[:1]:
         with open(create_private_file(store.home / KEY_FILE), "wb") as file:
             file.write(hashlib.sha256(b"shotclock approvals " + key).digest())
 

@@ -322,7 +322,7 @@ class RunContext:
     nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
     logs: RunLogs | None = None
     record_item: RecordItem | None = None  # None if only whole steps are recorded
-    json_limit: int | None = None
+    json_limit: tuple[int, str] | None = None  # the most characters of an output, and why not more
     runs: tuple[str, ...] = ()  # those of `files`
     artifacts: RunArtifacts | None = None
     rerun: Mapping[str, Any] | None = None

@@ -323,8 +323,8 @@ class StepExecutor:
         # A character takes at most four bytes, and at most twelve characters of JSON.
         if len(text) * 4 > OUTPUT_LIMIT and len(text.encode("utf-8", "surrogatepass")) > OUTPUT_LIMIT:
             return f"it is more than {OUTPUT_LIMIT} bytes"
-        if limit is not None and len(text) * 12 > limit and len(json.dumps(value)) > limit:
-            return f"it is more than {limit} characters of JSON, the most on this engine"
+        if limit is not None and len(text) * 12 > limit[0] and len(json.dumps(value)) > limit[0]:
+            return f"it is more than {limit[0]} characters of JSON, {limit[1]}"
         return None
 
     async def _try(self, work: _Work) -> AnsweredTry:
