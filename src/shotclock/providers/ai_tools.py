@@ -83,6 +83,7 @@ class AgentTools:
         self.late_results: list[dict[str, Any]] = []
         self.warnings: tuple[Warning_, ...] = ()
         self.survivors: list[dict[str, object]] = []
+        self._is_prolonged = False
         self.has_left_doubt: bool = False  # a call failed and may have had side effects
         self.shown: StepText = StepText(step)
 
@@ -247,6 +248,12 @@ class AgentTools:
     def is_winding_down(self) -> bool:
         return self._call.winding_down is not None
 
+    def prolong_wind_down(self) -> None:
+        """Give the model its half of the wind-down, also where tools took longer than theirs to be gone."""
+        if (stop := self._call.winding_down) is not None and self.late_results and not self._is_prolonged:
+            self._is_prolonged = True
+            control_of(self._call).prolong_wind_down(monotonic_ns() + (stop.until_ns - stop.at_ns) // 2)
+
     def remaining_ms(self) -> int | None:
         """Return the time until the timeout or the end of the wind-down."""
         bell, winding_down, now_ns = self._call.bound.bell, self._call.winding_down, monotonic_ns()
@@ -410,6 +417,7 @@ class AgentListener(CallListener):
             self._text = self._text[: self._request_began]
         self._request_began = len(self._text)
         self.details.update(details)
+        self.tools.prolong_wind_down()
         return {"stops_in_ms": self.tools.remaining_ms() if self.tools.is_winding_down() else None}
 
 
@@ -422,6 +430,8 @@ class RequestListener(CallListener):
 
 class AgentWork(Work):
     """The agent of a step, which winds down and extends with it."""
+
+    needs_end = True
 
     def __init__(self, call: Call, tools: AgentTools, listener: AgentListener) -> None:
         self._call, self._tools, self._listener = call, tools, listener
@@ -445,8 +455,12 @@ class AgentWork(Work):
         assert work is not None, "a try has work"
         return work
 
+    def kept_ms(self, left_ms: int) -> int:
+        return left_ms // 2  # for the model's last answer
+
     def wind_down(self, until_ns: int) -> None:
-        self._tools.ask_to_stop(until_ns)
+        kept_ms = self.kept_ms(max(0, until_ns - monotonic_ns()) // NS_PER_MS)
+        self._tools.ask_to_stop(until_ns - kept_ms * NS_PER_MS)
         self._part.winding_down = self._call.winding_down
         self._inner.wind_down(until_ns)
 

@@ -21,6 +21,7 @@ from ..core.clocks import (
     Fired,
     format_duration,
     nest,
+    reserve_ms_for,
 )
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, join_problems, warning
 from ..core.errors import Ending, SideEffects
@@ -242,9 +243,16 @@ class Work:
 
     __slots__ = ()
 
+    has_grace: bool = False  # whether the work itself is stopped with a grace, and not only what it has begun
+    needs_end: bool = False  # whether work inside it has to be gone, not only stopped, when its wind-down ends
+
     @property
     def is_queued(self) -> bool:
         return False
+
+    def kept_ms(self, left_ms: int) -> int:
+        """Return the part of a wind-down that the work keeps for itself, after the calls inside it."""
+        return reserve_ms_for(left_ms)
 
     def wind_down(self, until_ns: int) -> None:
         """Ask the work to end by itself until then."""
@@ -277,6 +285,8 @@ class WindDown:
     until_ns: int
     fired: Fired | None = None
     """The soft limit that caused it, of this call or of one that contains it."""
+    has_to_be_gone: bool = False
+    """Whether the work has to be gone by then, with its grace: the work around it needs the time after that."""
 
 
 @record

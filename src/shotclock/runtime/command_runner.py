@@ -240,6 +240,8 @@ class RunningCommand:
 class CommandWork(Work):
     """The command of a call. Its supervisor ends it, also after an order to wind down."""
 
+    has_grace = True
+
     def __init__(self, running: RunningCommand, task: CommandTask, call: Call) -> None:
         self._running, self._task, self._call = running, task, call
         self.report: CommandReport | None = None
@@ -251,6 +253,8 @@ class CommandWork(Work):
             self.wind_down(call.winding_down.until_ns)
 
     def wind_down(self, until_ns: int) -> None:
+        if self._call.bound.grace_ms < self._task.grace_ms:
+            self._running.order_once_started(Order.GRACE, self._call.bound.grace_ms)
         self._running.order_once_started(Order.WIND_DOWN, until_ns)
 
     def kill(self) -> None:

@@ -23,13 +23,12 @@ from ..core.clocks import (
     format_duration,
     latest_bell,
     move_bell,
-    reserve_ms_for,
 )
 from ..core.errors import Failure
 from ..core.overtime import Overtime, OvertimeDecision, OvertimeRequest, Verdict, kept_for_wind_down_ms
 from ..core.value_types import replace
 from ..process.clock import monotonic_ns
-from .call import Call, WindDown, WorkView
+from .call import Call, WindDown, Work, WorkView
 
 # For the order to move a bell to reach the supervisor. If the bell is nearer, it may ring before that.
 MOVED_WITHIN_MS = 50
@@ -449,11 +448,31 @@ class CallControl:
         self._stopping = self.loop.call_later(max(0.0, (stop.until_ns - monotonic_ns()) / 1e9), self._stop)
         if current is None:
             self._report(stop)
-        for_inner = _shorten(stop)
+        for_inner = _shorten(stop, call)
         for inner in calls_made_by(call):  # each passes it on to the calls inside it
             control = control_of(inner)
-            control.loop.call_soon_threadsafe(control._wind_down, for_inner)
+            control.loop.call_soon_threadsafe(control.follow_wind_down, for_inner)
         return call.winding_down
+
+    def follow_wind_down(self, stop: WindDown) -> None:
+        """Wind down with the call around this one."""
+        call = self.call
+        if stop.has_to_be_gone and call.work is not None and call.work.has_grace:
+            left_ms = max(0, stop.until_ns - monotonic_ns()) // NS_PER_MS
+            grace_ms = min(call.bound.grace_ms, left_ms // 2)
+            call.time.bound = replace(call.bound, grace_ms=grace_ms)
+            stop = replace(stop, until_ns=stop.until_ns - grace_ms * NS_PER_MS)
+        self._wind_down(stop)
+
+    def prolong_wind_down(self, until_ns: int) -> None:
+        """Move the end of a wind-down of this call alone, as far as its timeout has room."""
+        call, stop, bell = self.call, self.call.winding_down, self.call.bound.bell
+        until_ns = until_ns if bell is None else min(until_ns, bell.at_ns)
+        is_own = call.inside_of is None or call.inside_of.winding_down is None
+        if stop is not None and is_own and not self.is_over and until_ns > stop.until_ns:
+            call.winding_down = replace(stop, until_ns=until_ns)
+            self._cancel_timers()
+            self._stopping = self.loop.call_later(max(0.0, (until_ns - monotonic_ns()) / 1e9), self._stop)
 
     def _stop(self) -> None:
         if self.call.work is not None and not self.is_over:
@@ -471,10 +490,12 @@ class CallControl:
             above = above.inside_of
 
 
-def _shorten(stop: WindDown) -> WindDown:
-    """Return the wind-down of an inner call: a little earlier, so that its answer arrives in time."""
+def _shorten(stop: WindDown, outer: Call) -> WindDown:
+    """Return the wind-down of a call inside another: earlier, so that the outer one has time for its result."""
     left_ms = max(0, stop.until_ns - monotonic_ns()) // NS_PER_MS
-    return replace(stop, until_ns=stop.until_ns - reserve_ms_for(left_ms) * NS_PER_MS)
+    work = outer.work or Work()
+    until_ns = stop.until_ns - work.kept_ms(left_ms) * NS_PER_MS
+    return replace(stop, until_ns=until_ns, has_to_be_gone=stop.has_to_be_gone or work.needs_end)
 
 
 def control_of(call: Call) -> CallControl:
@@ -555,7 +576,7 @@ def start_control(call: Call, observe: Observe, queued_ns: int = 0) -> None:
 def follow_wind_down(call: Call) -> None:
     outer = call.inside_of
     if outer is not None and outer.winding_down is not None and live_calls.get(call.request_id) is call:
-        control_of(call)._wind_down(_shorten(outer.winding_down))
+        control_of(call).follow_wind_down(_shorten(outer.winding_down, outer))
 
 
 async def request_overtime(call: Call, by_ms: int, reason: str) -> int:

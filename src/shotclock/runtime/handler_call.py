@@ -102,6 +102,8 @@ class ReadyCall:
 class HandlerWork(Work):
     """The running handler of a call. Its first outcome counts: a result and a limit may cross."""
 
+    has_grace = True
+
     def __init__(self, ready: ReadyCall, loop: asyncio.AbstractEventLoop) -> None:
         self._call = call = ready.call
         self._ready = ready
