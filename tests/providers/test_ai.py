@@ -904,6 +904,24 @@ def test_the_soft_clock_of_an_agent_starts_when_its_model_is_first_asked(
         assert "partial" not in step and not step.get("warnings") and not step.get("overtime"), step
 
 
+def test_the_start_of_servers_and_of_the_models_process_is_in_the_answer_and_named_where_it_took_the_time(
+    run: Callable[..., Envelope], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    slow = f"{{command: {sys.executable}, args: [-m, tests.providers.mcp_servers, starts_slowly, '2']}}"
+    with model_server(Say("done")) as server:
+        envelope = run(f"""
+            steps:
+              answers: {ask(server, f"mcp_servers: {{slow: {slow}}}")}
+              has_no_time: {ask(server, f"mcp_servers: {{slow: {slow}}}", "grace: 300", timeout=1500)}
+        """)
+    found = steps(envelope)
+    assert found["answers"]["output"] == "done" and 2_000 <= found["answers"]["details"]["startup_ms"], found["answers"]
+    error = found["has_no_time"]["error"]
+    assert error["code"] == "TIMEOUT" and "starting its servers and the model's process took 1." in error["message"]
+    assert found["has_no_time"]["details"]["startup_ms"] >= 1_400, found["has_no_time"]
+
+
 def test_a_model_that_does_not_come_to_an_end_is_stopped_and_its_text_is_kept(run: Callable[..., Envelope]) -> None:
     def model(body: dict[str, Any]) -> Any:
         words = [f"word{number} " for number in range(400)]

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from ..core.catalogue import HandlerReference, Operation
-from ..core.clocks import Clocks
+from ..core.clocks import ClockKind, Clocks, format_duration
+from ..core.envelope import Problem
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_text
 from ..core.overtime import OvertimeDecision, read_decision
@@ -428,6 +429,12 @@ def _make_result(call: Call, outcome: Outcome, listener: AgentListener) -> StepR
     answered = outcome.value if outcome.problem is None and isinstance(outcome.value, dict) else None
     data = outcome.data if isinstance(outcome.data, dict) else {}
     details: dict[str, Any] = {**listener.details, **{key: data[key] for key in _DETAILS if key in data}}
+    details["startup_ms"] = listener.startup_ms
+    problem = outcome.problem if isinstance(outcome.problem, Problem) else None
+    fired = None if problem is None else problem.fired
+    if problem and fired and fired.kind is ClockKind.TIMEOUT and 2 * listener.startup_ms >= fired.elapsed_ms:
+        took = f"starting its servers and the model's process took {format_duration(listener.startup_ms)} of it"
+        outcome.problem = replace(problem, message=f"{problem.message}: {took}")
     if not listener.tool_calls:
         outcome.side_effects = SideEffects.NONE
     elif tools.has_left_doubt:

@@ -377,7 +377,13 @@ class AgentListener(CallListener):
         self._request_began = 0
         self.tool_calls: int = 0
         self.on_begin: Callable[[], None] | None = None  # called before the model is asked for the first time
+        self._created_ns, self._began_ns = monotonic_ns(), 0
         self.details: dict[str, Any] = {}  # the model and its usage so far
+
+    @property
+    def startup_ms(self) -> int:
+        """Return how long servers and the model's process took to start; so far, if they have not."""
+        return ((self._began_ns or monotonic_ns()) - self._created_ns) // NS_PER_MS
 
     @property
     def text(self) -> str:
@@ -409,6 +415,7 @@ class AgentListener(CallListener):
         """Record a request; with `again`, the text since the last one is void. Return the time left in a wind-down."""
         if self.on_begin is not None:
             begin, self.on_begin = self.on_begin, None
+            self._began_ns = monotonic_ns()
             begin()
         self.shown.end_line()
         if details.pop("again", False):
