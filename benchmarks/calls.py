@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from shotclock import Clocks, Operation, Runtime
 
 from .functions import noop_async
-from .rounds import take_turns
+from .rounds import Size, take_turns
 from .table import Bar, Table, compared
 
 LIMIT_S = 90
@@ -54,5 +54,5 @@ async def _measure(rounds: int) -> Table:
     return Table(TITLE, NOTE, [row])
 
 
-def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(5 if quick else 31))
+def measure(size: Size) -> Table:
+    return asyncio.run(_measure(size.of(31, 5, 1)))

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from shotclock import Clocks, Runtime
 
 from .isolated import run_isolated
 from .process_memory import forget_peak, peak_kib, resident_kib
+from .rounds import Size
 from .table import Bar, Table, absolute
 
 LIMIT_S = 60
@@ -35,8 +37,9 @@ def our_growth() -> float:
             before = resident_kib()
             envelope = await runtime.run(["yes"], Clocks.of(f"{FLOOD_S}s", grace="0ms"), output_limit=LIMIT)
             grown = peak_kib() - before
-            assert envelope.code == "TIMEOUT" and len(envelope.data["stdout"]) >= LIMIT, envelope.code
-            Path(envelope.data["stdout_file"]).unlink(missing_ok=True)
+            data: Any = envelope.data
+            assert envelope.code == "TIMEOUT" and len(data["stdout"]) >= LIMIT, envelope.code
+            Path(data["stdout_file"]).unlink(missing_ok=True)
             return grown * 1024 / 1e6
 
     return asyncio.run(run())
@@ -71,10 +74,10 @@ def peer_growth() -> float:
     return (peak_kib() - before) * 1024 / 1e6
 
 
-def measure(quick: bool) -> Table:
+def measure(size: Size) -> Table:
     peer = f"subprocess.run {run_isolated(peer_growth, within_s=30):,.0f} MB"
-    ours = max(run_isolated(our_growth, within_s=20) for _ in range(1 if quick else 3))
-    whole = max(command_line_peak("yes") for _ in range(1 if quick else 3)) - command_line_peak("true")
+    ours = max(run_isolated(our_growth, within_s=20) for _ in range(size.of(3, 1, 1)))
+    whole = max(command_line_peak("yes") for _ in range(size.of(3, 1, 1))) - command_line_peak("true")
     return Table(
         TITLE,
         NOTE,

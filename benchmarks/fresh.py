@@ -7,12 +7,13 @@ import multiprocessing
 import statistics
 import time
 from collections import defaultdict
+from functools import partial
 from multiprocessing.connection import Connection
 
 from shotclock import Clocks, Operation, Runtime
 
 from .functions import noop
-from .rounds import Figures, take_turns
+from .rounds import Figures, Size, take_turns
 from .table import Bar, Row, Table, compared
 
 LIMIT_S = 60
@@ -80,7 +81,7 @@ async def _measure(rounds: int) -> Table:
             results[name].append(statistics.median(until) * 1e3)
             return statistics.median(whole) * 1e3
 
-        whole = await take_turns({name: lambda n=name: turn(n) for name in sides}, rounds)
+        whole = await take_turns({name: partial(turn, name) for name in sides}, rounds)
     result = Figures({name: taken[1:] for name, taken in results.items()})  # the first round warms up
     peer, shown = "multiprocessing fork", "{:.2f} ms"
 
@@ -95,5 +96,5 @@ async def _measure(rounds: int) -> Table:
     )
 
 
-def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(10 if quick else 50))
+def measure(size: Size) -> Table:
+    return asyncio.run(_measure(size.of(50, 10, 1)))

@@ -29,6 +29,7 @@ from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store
 
 from .isolated import ROOT, run_isolated
+from .rounds import Size
 from .table import Bar, Row, Table, absolute
 
 LIMIT_S = 900
@@ -333,11 +334,11 @@ async def until_listening(port: int) -> None:
     await until(listens, STARTED_WITHIN_S, lambda: f"nobody listens on port {port}")
 
 
-def measure(quick: bool) -> Table:
+def measure(size: Size) -> Table:
     few, many = (1_000, DECISIONS), (WAITS, DECISIONS)
     ways = {"Inbox": (in_one_process, many), "stdio": (over_stdio, many), "HTTP": (over_http, many)}
     ways["HTTP, 1,000 waits"] = (over_http, few)
     rows = []
-    for where, (way, size) in ways.items():
-        rows += run_isolated(way, *(few if quick else size), within_s=PART_WITHIN_S).rows(where)
+    for where, (way, whole) in ways.items():
+        rows += run_isolated(way, *size.of(whole, few, (20, 4)), within_s=PART_WITHIN_S).rows(where)
     return Table(TITLE, NOTE, rows)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from mcp import Client, StdioServerParameters
 
 from .isolated import ROOT
-from .rounds import take_turns
+from .rounds import Size, find_peer, take_turns
 from .table import Bar, Row, Table, absolute, compared
 
 LIMIT_S = 300
@@ -36,7 +36,8 @@ STARTED_WITHIN_S = 30.0
 GONE_WITHIN_S = 5.0
 
 OURS = [sys.executable, "-m", "shotclock", "serve", "benchmarks.mcp_app:app"]
-PEER = [sys.executable, "-m", "benchmarks.mcp_peer"]
+THEIRS = [sys.executable, "-m", "benchmarks.mcp_peer"]
+NAME, PEER = ("FastMCP", THEIRS) if find_peer("fastmcp") else ("itself", OURS)
 ENVIRONMENT = {**os.environ, "FASTMCP_CHECK_FOR_UPDATES": "off"}
 
 
@@ -91,7 +92,7 @@ async def compare(transport: str, era: str, rounds: int, count: int) -> list[Row
             sides = {"ours": calls(ours, tool, count), "peer": calls(peer, tool, count)}
             figure = await take_turns(sides, rounds)  # type: ignore[arg-type]
             name, shown, ratio = f"{what}, {transport}, {era}", "{:.0f} µs", figure.ratio("ours", "peer")
-            rows.append(compared(name, figure["ours"], "FastMCP", figure["peer"], shown, Bar(0.95), ratio=ratio))
+            rows.append(compared(name, figure["ours"], NAME, figure["peer"], shown, Bar(0.95), ratio=ratio))
     return rows
 
 
@@ -104,7 +105,7 @@ async def hanging() -> Row:
             await client.call_tool("hang", {})
             taken[name] = time.perf_counter() - began
     return absolute(
-        "hanging sync tool, timeout 1 s", taken["ours"], "{:.2f} s", Bar(1.1, "s"), f"FastMCP {taken['peer']:.2f} s"
+        "hanging sync tool, timeout 1 s", taken["ours"], "{:.2f} s", Bar(1.1, "s"), f"{NAME} {taken['peer']:.2f} s"
     )
 
 
@@ -115,17 +116,17 @@ async def bytes_read() -> Row:
             result = await client.call_tool("noop", {"a": 1})
             shown = {"content", "structured_content"}
             read[name] = len(result.model_dump_json(include=shown, by_alias=True, exclude_none=True))
-    return compared("bytes a model reads per call", read["ours"], "FastMCP", read["peer"], "{:.0f}", Bar(1.0))
+    return compared("bytes a model reads per call", read["ours"], NAME, read["peer"], "{:.0f}", Bar(1.0))
 
 
-async def _measure(rounds: int, count: int) -> Table:
+async def _measure(rounds: int, count: int, ways: list[tuple[str, str]]) -> Table:
     rows = []
-    for transport in ("stdio", "http"):
-        for era in ERAS:
-            rows += await compare(transport, era, rounds, count)
+    for transport, era in ways:
+        rows += await compare(transport, era, rounds, count)
     rows += [await bytes_read(), await hanging()]
     return Table(TITLE, NOTE, rows)
 
 
-def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(8, 15) if quick else _measure(27, 20))
+def measure(size: Size) -> Table:
+    ways = [(transport, era) for transport in ("stdio", "http") for era in ERAS]
+    return asyncio.run(_measure(*size.of((27, 20, ways), (8, 15, ways), (1, 1, ways[-1:]))))

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from .rounds import take_turns
+from .rounds import Size, take_turns
 from .table import Bar, Row, Table, absolute, compared
 
 LIMIT_S = 300
@@ -80,13 +80,13 @@ def model() -> Iterator[str]:
         server.wait(STARTED_S)
 
 
-async def step_ms(url: str) -> float:
+async def step_ms(url: str, count: int) -> float:
     from shotclock.store.store import Store
     from shotclock.workflow.run import RunCaller, RunRequest, start
     from shotclock.workflow.schema import WorkflowFile
 
     steps: dict[str, Any] = {}
-    for number in range(STEPS + 1):
+    for number in range(count + 1):
         steps[f"s{number}"] = {
             "type": "ai",
             "prompt": "count",
@@ -104,10 +104,10 @@ async def step_ms(url: str) -> float:
 
         envelope = await start(request, store, RunCaller(None, on_change))
     assert envelope.ok, envelope.error
-    return (ended[-1] - ended[0]) / STEPS * 1e3
+    return (ended[-1] - ended[0]) / count * 1e3
 
 
-async def alone_ms(url: str) -> float:
+async def alone_ms(url: str, count: int) -> float:
     from pydantic_ai import Agent
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -123,14 +123,14 @@ async def alone_ms(url: str) -> float:
     async with agent:  # keeps the connection
         await ask()
         began = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(count):
             await ask()
-        return (time.perf_counter() - began) / STEPS * 1e3
+        return (time.perf_counter() - began) / count * 1e3
 
 
-async def _measure(rounds: int) -> Table:
+async def _measure(rounds: int, count: int) -> Table:
     with model() as url:
-        taken = await take_turns({"step": lambda: step_ms(url), "alone": lambda: alone_ms(url)}, rounds)
+        taken = await take_turns({"step": lambda: step_ms(url, count), "alone": lambda: alone_ms(url, count)}, rounds)
     rows: list[Row] = [
         compared("a question and its answer", taken["step"], "pydantic-ai", taken["alone"], "{:.1f} ms", Bar(1.2), WHY),
         absolute("the rest of a step", taken["step"] - taken["alone"], "{:.1f} ms", None),
@@ -138,8 +138,8 @@ async def _measure(rounds: int) -> Table:
     return Table(TITLE, NOTE, rows)
 
 
-def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(1 if quick else 5))
+def measure(size: Size) -> Table:
+    return asyncio.run(_measure(*size.of((5, STEPS), (1, STEPS), (1, 1))))
 
 
 if __name__ == "__main__":

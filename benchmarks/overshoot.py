@@ -8,13 +8,13 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import TimeoutError as FutureTimeout
 
-import pebble
-
 from shotclock import Clocks, Envelope, Operation, Runtime
 
 from .functions import LONG_S, sleep
-from .rounds import percentile
+from .rounds import Size, find_peer, percentile
 from .table import Bar, Row, Table, absolute
+
+pebble = find_peer("pebble")
 
 LIMIT_S = 120
 TITLE = "Answer after the deadline"
@@ -37,7 +37,9 @@ async def our_lateness(call: Callable[[], Awaitable[Envelope]], count: int) -> l
 
 
 def pebble_lateness(count: int) -> list[float]:
-    late = []
+    late: list[float] = []
+    if pebble is None:
+        return late
     with pebble.ProcessPool(max_workers=1) as pool:
         pool.schedule(time.sleep, args=(0,)).result(10)
         for _ in range(count):
@@ -71,14 +73,14 @@ def killed_rows(what: str, late: list[float], peer_name: str, peer: list[float])
             percentile(late, percent),
             "{:.1f} ms",
             bar,
-            f"{peer_name} {percentile(peer, percent):.1f} ms",
+            f"{peer_name} {percentile(peer, percent):.1f} ms" if peer else "–",
         )
         for percent, bar in bars.items()
     ]
 
 
 async def one_killed_process(count: int) -> list[Row]:
-    functions = pebble_lateness(max(20, count // 5))
+    functions = pebble_lateness(count if count < 20 else max(20, count // 5))
     commands = subprocess_lateness(count)
     operation = Operation("sleep", sleep)
     async with Runtime(workers=2, preload=["benchmarks.functions"]) as runtime:
@@ -92,5 +94,5 @@ async def one_killed_process(count: int) -> list[Row]:
     ]
 
 
-def measure(quick: bool) -> Table:
-    return Table(TITLE, NOTE, asyncio.run(one_killed_process(40 if quick else 200)))
+def measure(size: Size) -> Table:
+    return Table(TITLE, NOTE, asyncio.run(one_killed_process(size.of(200, 40, 2))))

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import enum
 import gc
+import importlib
 import inspect
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 Side = Callable[[], float | Awaitable[float]]
+T = TypeVar("T")
+
+
+class Size(enum.IntEnum):
+    WHOLE = 0
+    QUICK = 1  # a glance, not a result
+    ONCE = 2  # only whether it runs to its end
+
+    def of(self, whole: T, quick: T, once: T) -> T:
+        return (whole, quick, once)[self]
+
+
+def find_peer(name: str) -> Any:
+    """A peer's module; None where it is not installed, as beside the tests: then we are measured alone."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        return None
 
 
 class Figures(dict[str, float]):

@@ -29,7 +29,7 @@ from shotclock.temporal.worker import STICKY_S
 from shotclock.workflow.run import RunCaller, RunRequest
 from shotclock.workflow.schema import WorkflowFile
 
-from .rounds import percentile
+from .rounds import Size, percentile
 from .table import Bar, Row, Table, absolute
 from .temporal import cpu_seconds, free_port, running
 
@@ -203,7 +203,7 @@ class Simulation:
 # --- the small cluster --------------------------------------------------------------------------------------
 
 
-async def measure_small(kills: int) -> tuple[list[float], float]:
+async def measure_small(kills: int, beats_s: float) -> tuple[list[float], float]:
     """How long takeovers took on a real cluster, and what a beat costs its server, in seconds of a core."""
     port = free_port()
     address, taken = f"temporal://127.0.0.1:{port}", []
@@ -235,12 +235,12 @@ async def measure_small(kills: int) -> tuple[list[float], float]:
             taken.append(float(again.split()[1]) - killed)
             stop.set_result("SIGTERM")
             await run
-        return taken, await _cost_of_beat(address, engine, folder)
+        return taken, await _cost_of_beat(address, engine, folder, beats_s)
 
 
-async def _cost_of_beat(address: str, engine: int, folder: str) -> float:
+async def _cost_of_beat(address: str, engine: int, folder: str, lasts_s: float) -> float:
     """Let forty steps beat for a while, and see what the server used beyond what it uses anyway."""
-    beat_s, lasts_s, count = 0.25, 4.0, 40
+    beat_s, count = 0.25, 40
     steps = {f"s{n}": {"type": "command", "exec": f"sleep {lasts_s + 2}"} for n in range(count)}
     flow = WorkflowFile.model_validate({"max_parallelism": count, "steps": steps})
     request = RunRequest(flow, f"{folder}/flow.yaml", Path(folder))
@@ -309,9 +309,9 @@ def describe(model: Model, seen: Seen, beat_cost_s: float, step_cost_s: float) -
     ]
 
 
-def measure(quick: bool) -> Table:
-    taken, beat_cost_s = asyncio.run(measure_small(2 if quick else KILLS))
-    scale = 20 if quick else 1
+def measure(size: Size) -> Table:
+    taken, beat_cost_s = asyncio.run(measure_small(*size.of((KILLS, 4.0), (2, 4.0), (1, 0.5))))
+    scale = size.of(1, 20, 100)
     model = Model(1000 // scale, 8, 100_000 // scale, 10, 10.0, 30.0, 300.0, 10.0 * scale)
     seen = Simulation(model).run()
     # What one step costs a core of the server: `benchmarks/temporal.py` measures it.
@@ -324,4 +324,4 @@ STEP_COST_S = 1 / 100
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print(measure("--quick" in sys.argv).as_text())
+    print(measure(Size.QUICK if "--quick" in sys.argv else Size.WHOLE).as_text())

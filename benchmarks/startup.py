@@ -11,11 +11,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import shotclock
 
-from .rounds import take_turns
+from .rounds import Side, Size, take_turns
 from .table import Bar, Table, compared
 
 LIMIT_S = 240
@@ -76,18 +77,18 @@ def time_of_true(run: Callable[[list[str]], object]) -> float:
     return (time.perf_counter() - began) / RUNS_PER_ROUND
 
 
-def measure(quick: bool) -> Table:
+def measure(size: Size) -> Table:
     compileall.compile_dir(str(Path(shotclock.__file__).parent), quiet=2)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("flow.yaml").write_text(FLOW)
         Path("program.py").write_text(PROGRAM)
         environ = {**os.environ, "SHOTCLOCK_HOME": folder}
-        sides = {name: lambda a=argv: wall_time(a, environ) for name, argv in COMMANDS.items()}
+        sides: dict[str, Side] = {name: partial(wall_time, argv, environ) for name, argv in COMMANDS.items()}
         sides |= {
             "warm run": lambda: time_of_true(shotclock.run),
             "warm subprocess": lambda: time_of_true(subprocess.run),
         }
-        figures = asyncio.run(take_turns(sides, 10 if quick else 40))
+        figures = asyncio.run(take_turns(sides, size.of(40, 10, 1)))
         taken = {name: s * 1e3 for name, s in figures.items()}
     shown = "{:.1f} ms"
     what = "`exec -- true`"

@@ -18,7 +18,7 @@ from shotclock.temporal.engine import TemporalEngine
 from shotclock.workflow.run import RunCaller, RunRequest
 from shotclock.workflow.schema import WorkflowFile
 
-from .rounds import take_turns
+from .rounds import Size, take_turns
 from .table import Bar, Row, Table, absolute, compared
 from .temporal_peer import QUEUE, BareRun
 
@@ -77,9 +77,9 @@ def cpu_seconds(pids: list[int]) -> float:
     return used
 
 
-async def ours_per_s(address: str, folder: str) -> float:
+async def ours_per_s(address: str, folder: str, count: int) -> float:
     engine = TemporalEngine(read_address(address, {}))
-    steps = {f"s{number}": {"type": "command", "exec": "true"} for number in range(STEPS)}
+    steps = {f"s{number}": {"type": "command", "exec": "true"} for number in range(count)}
     flow = WorkflowFile.model_validate({"steps": steps})
 
     async def one() -> None:
@@ -88,22 +88,22 @@ async def ours_per_s(address: str, folder: str) -> float:
 
     began = time.perf_counter()
     await asyncio.gather(*(one() for _ in range(RUNS)))
-    return RUNS * STEPS / (time.perf_counter() - began)
+    return RUNS * count / (time.perf_counter() - began)
 
 
-async def bare_per_s(address: str) -> float:
+async def bare_per_s(address: str, count: int) -> float:
     client = await connect(read_address(address, {}))
 
     async def one(number: int) -> None:
         id = f"bare-{time.monotonic_ns()}-{number}"
-        await client.execute_workflow(BareRun.run, STEPS, id=id, task_queue=QUEUE)
+        await client.execute_workflow(BareRun.run, count, id=id, task_queue=QUEUE)
 
     began = time.perf_counter()
     await asyncio.gather(*(one(number) for number in range(RUNS)))
-    return RUNS * STEPS / (time.perf_counter() - began)
+    return RUNS * count / (time.perf_counter() - began)
 
 
-async def _measure(rounds: int) -> Table:
+async def _measure(rounds: int, steps: int) -> Table:
     port = free_port()
     address = f"temporal://127.0.0.1:{port}"
     shotclock, peer = [sys.executable, "-m", "shotclock"], str(Path(__file__).with_name("temporal_peer.py"))
@@ -116,23 +116,23 @@ async def _measure(rounds: int) -> Table:
         ]
         for _ in range(2):
             stack.enter_context(running([sys.executable, peer, f"127.0.0.1:{port}"], "ready", folder))
-        await ours_per_s(address, folder)  # warm: imports, supervisors, the server's caches
-        await bare_per_s(address)
+        await ours_per_s(address, folder, steps)  # warm: imports, supervisors, the server's caches
+        await bare_per_s(address, steps)
         used: dict[str, float] = {"server": 0.0, "workers": 0.0, "s": 0.0}
 
         async def ours() -> float:
             before = cpu_seconds([engine]), cpu_seconds(workers), time.perf_counter()
-            rate = await ours_per_s(address, folder)
+            rate = await ours_per_s(address, folder, steps)
             used["server"] += cpu_seconds([engine]) - before[0]
             used["workers"] += cpu_seconds(workers) - before[1]
             used["s"] += time.perf_counter() - before[2]
             return rate
 
-        taken: dict[str, Any] = await take_turns({"ours": ours, "bare": lambda: bare_per_s(address)}, rounds)
+        taken: dict[str, Any] = await take_turns({"ours": ours, "bare": lambda: bare_per_s(address, steps)}, rounds)
     rate = taken["ours"]
     rows: list[Row] = [
         compared(
-            f"{RUNS} runs of {STEPS} steps, steps per second", rate, "temporalio", taken["bare"], "{:.0f}/s",
+            f"{RUNS} runs of {steps} steps, steps per second", rate, "temporalio", taken["bare"], "{:.0f}/s",
             Bar(0.8, at_least=True), WHY,
         ),
         *(
@@ -143,5 +143,5 @@ async def _measure(rounds: int) -> Table:
     return Table(TITLE, NOTE, rows)
 
 
-def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(2 if quick else 5))
+def measure(size: Size) -> Table:
+    return asyncio.run(_measure(*size.of((5, STEPS), (2, STEPS), (1, 2))))

@@ -14,6 +14,7 @@ from shotclock import Clocks, Runtime
 
 from .functions import LONG_S
 from .isolated import kill_marked, left_with_mark
+from .rounds import Size
 from .table import Bar, Row, Table, absolute
 
 LIMIT_S = 90
@@ -121,5 +122,5 @@ async def _measure(rounds: int) -> list[Row]:
     ]
 
 
-def measure(quick: bool) -> Table:
-    return Table(TITLE, NOTE, asyncio.run(_measure(3 if quick else 10)))
+def measure(size: Size) -> Table:
+    return Table(TITLE, NOTE, asyncio.run(_measure(size.of(10, 3, 1))))

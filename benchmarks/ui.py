@@ -10,9 +10,9 @@ from pathlib import Path
 
 from shotclock.ui import client
 from shotclock.ui.browser import FLAGS, VIEWPORT, find_chromium
-from shotclock.ui.payload import build
+from shotclock.ui.verbs import build
 
-from .rounds import take_turns
+from .rounds import Size, take_turns
 from .startup import SHOTCLOCK, wall_time
 from .table import Bar, Table, compared
 
@@ -74,12 +74,12 @@ async def _measure(rounds: int, page_file: Path) -> Table:
     )
 
 
-def measure(quick: bool) -> Table:
+def measure(size: Size) -> Table:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SHOTCLOCK_HOME"] = f"{folder}/home"
         page_file = Path(folder) / "page.html"
         page_file.write_text(PAGE)
         try:
-            return asyncio.run(_measure(8 if quick else 30, page_file))
+            return asyncio.run(_measure(size.of(30, 8, 1), page_file))
         finally:
             client.stop("browser")

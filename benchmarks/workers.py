@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-
-import billiard
-import pebble
 
 from shotclock import Clocks, Operation, Runtime
 
 from .functions import noop
-from .rounds import Figures, take_turns
+from .rounds import Figures, Size, find_peer, take_turns
 from .table import Bar, Row, Table, compared
 
 LIMIT_S = 90
@@ -37,7 +36,7 @@ WHY = (
 Start = Callable[[], Any]
 
 
-def start_with_pebble(pool: pebble.ProcessPool) -> Callable[[], object]:
+def start_with_pebble(pool: Any) -> Callable[[], object]:
     future = pool.schedule(noop, args=(1,), timeout=WAIT_S)
     return lambda: future.result(WAIT_S)
 
@@ -82,14 +81,14 @@ async def _measure(peers: dict[str, Start], rounds: int, count: int) -> Table:
         rates = await take_turns(
             {
                 "shotclock": lambda: our_throughput(runtime, count),
-                **{name: lambda s=start: peer_throughput(s, count) for name, start in peers.items()},
+                **{name: partial(peer_throughput, start, count) for name, start in peers.items()},
             },
             rounds,
         )
         latencies = await take_turns(
             {
                 "shotclock": lambda: our_latency(runtime, count // 10),
-                **{name: lambda s=start: peer_latency(s, count // 10) for name, start in peers.items()},
+                **{name: partial(peer_latency, start, count // 10) for name, start in peers.items()},
             },
             rounds,
         )
@@ -115,19 +114,20 @@ def _latency_row(latencies: Figures, name: str) -> Row:
     return compared("sequential", ours, name, peer, "{:.0f} µs", ratio=latencies.ratio("shotclock", name))
 
 
-def measure(quick: bool) -> Table:
+def measure(size: Size) -> Table:
     # Forked first, before this process has threads. Each pool is closed by the end of this process.
     fork_pool = multiprocessing.get_context("fork").Pool(2)
-    billiard_pool = billiard.Pool(2)
-    pebble_pool = pebble.ProcessPool(max_workers=2)
-    try:
-        peers = {
-            "pebble": lambda: start_with_pebble(pebble_pool),
-            "billiard": lambda: start_with_pool(billiard_pool),
-            "multiprocessing": lambda: start_with_pool(fork_pool),
-        }
-        return asyncio.run(_measure(peers, 5 if quick else 15, 1_000))
-    finally:
-        pebble_pool.stop()
-        billiard_pool.terminate()
-        fork_pool.terminate()
+    billiard, pebble = find_peer("billiard"), find_peer("pebble")
+    with contextlib.ExitStack() as ending:
+        peers: dict[str, Start] = {}
+        if pebble is not None:
+            pebble_pool = pebble.ProcessPool(max_workers=2)
+            ending.callback(pebble_pool.stop)
+            peers["pebble"] = lambda: start_with_pebble(pebble_pool)
+        if billiard is not None:
+            billiard_pool = billiard.Pool(2)
+            ending.callback(billiard_pool.terminate)
+            peers["billiard"] = lambda: start_with_pool(billiard_pool)
+        ending.callback(fork_pool.terminate)
+        peers["multiprocessing"] = lambda: start_with_pool(fork_pool)
+        return asyncio.run(_measure(peers, *size.of((15, 1_000), (5, 1_000), (1, 10))))

@@ -15,7 +15,7 @@ from shotclock.store.store import Store
 from shotclock.workflow.run import RunCaller, RunRequest, start
 from shotclock.workflow.schema import WorkflowFile
 
-from .rounds import take_turns
+from .rounds import Size, take_turns
 from .table import Bar, Row, Table, absolute, compared
 from .workers import our_throughput
 
@@ -80,48 +80,48 @@ def peer_ms(count: int) -> float:
     return (time.perf_counter() - began) / count * 1e3
 
 
-async def pool_ms() -> float:
+async def pool_ms(short: int, long: int) -> float:
     """Per call, of as many at once as the long run has steps, in a pool that is up."""
     async with Runtime(workers=2, most_workers=2, preload=["benchmarks.functions"]) as runtime:
-        await our_throughput(runtime, SHORT)
-        return 1e3 / await our_throughput(runtime, LONG)
+        await our_throughput(runtime, short)
+        return 1e3 / await our_throughput(runtime, long)
 
 
-async def _measure(rounds: int) -> Table:
+async def _measure(rounds: int, short: int, long: int) -> Table:
     def sides(kind: str, peer: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
         """The peer between the long runs: next to both, in either order."""
 
         def run(shape: str, count: int) -> Callable[[], Any]:
             return lambda: ms_per_step(kind, shape, count)
 
-        ours = {f"{shape} {count}": run(shape, count) for shape, count in (("chain", SHORT), ("chain", LONG))}
-        others = {f"{shape} {count}": run(shape, count) for shape, count in (("fan-out", LONG), ("fan-out", SHORT))}
+        ours = {f"{shape} {count}": run(shape, count) for shape, count in (("chain", short), ("chain", long))}
+        others = {f"{shape} {count}": run(shape, count) for shape, count in (("fan-out", long), ("fan-out", short))}
         return {**ours, "peer": peer, **others}
 
     taken = {
-        "command": await take_turns(sides("command", lambda: peer_ms(LONG // 2)), rounds),
-        "function": await take_turns(sides("function", pool_ms), rounds),
+        "command": await take_turns(sides("command", lambda: peer_ms(long // 2)), rounds),
+        "function": await take_turns(sides("function", lambda: pool_ms(short, long)), rounds),
     }
     rows: list[Row] = []
     commands, functions = taken["command"], taken["function"]
     for shape, bar in (("chain", Bar(2.0)), ("fan-out", Bar(1.5))):
-        for count in (SHORT, LONG):
+        for count in (short, long):
             side = f"{shape} {count}"
             what, ratio = f"command, {shape} of {count:,}", commands.ratio(side, "peer")
-            aim = bar if count == LONG else None  # a short run is mostly its beginning and its end
+            aim = bar if count == long else None  # a short run is mostly its beginning and its end
             peer = commands["peer"]
             rows.append(compared(what, commands[side], "subprocess.run", peer, "{:.2f} ms", aim, WHY, ratio))
     for kind, figures in taken.items():
         for shape in ("chain", "fan-out"):
-            growth = figures.ratio(f"{shape} {LONG}", f"{shape} {SHORT}")
+            growth = figures.ratio(f"{shape} {long}", f"{shape} {short}")
             rows.append(absolute(f"{kind}, {shape}: growth", growth, "{:.2f} ×", Bar(1.3, "×")))
     for shape in ("chain", "fan-out"):
-        side = f"{shape} {LONG}"
+        side = f"{shape} {long}"
         pool, ratio = f"its pool alone {1e3 / functions['peer']:,.0f}/s", functions.ratio("peer", side)
-        what, rate = f"function, {shape} of {LONG:,}", 1e3 / functions[side]
+        what, rate = f"function, {shape} of {long:,}", 1e3 / functions[side]
         rows.append(absolute(what, rate, "{:,.0f}/s", None, pool, ratio, WHY))
     return Table(TITLE, NOTE, rows)
 
 
-def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(1 if quick else 5))
+def measure(size: Size) -> Table:
+    return asyncio.run(_measure(*size.of((5, SHORT, LONG), (1, SHORT, LONG), (1, 10, 20))))

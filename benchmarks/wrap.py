@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .isolated import ROOT
 from .mcp import ENVIRONMENT, ERAS, calls, over_stdio
-from .rounds import take_turns
+from .rounds import Size, find_peer, take_turns
 from .table import Bar, Row, Table, absolute, compared
 
 LIMIT_S = 300
@@ -25,7 +25,7 @@ NOTE = (
 )
 DIRECT = [sys.executable, "-m", "benchmarks.wrap_server"]
 WRAPPED = [sys.executable, "-m", "shotclock", "wrap", "--", *DIRECT]
-PROXIED = [*DIRECT, "proxy"]
+NAME, PROXIED = ("FastMCP's proxy", [*DIRECT, "proxy"]) if find_peer("fastmcp") else ("itself", WRAPPED)
 LARGE = 60_000_000
 # Writes a result of any size, without the SDK.
 LARGE_SERVER = (
@@ -88,7 +88,7 @@ async def compare_with_sdk_client(era: str, rounds: int, count: int) -> list[Row
     ratio, proxy_ratio = figure.ratio("ours", "direct"), figure.ratio("peer", "direct")
     return [
         compared(f"SDK client, {era}", figure["ours"], "direct", figure["direct"], shown, Bar(1.3), ratio=ratio),
-        Row(f"FastMCP's proxy, {era}", "–", f"{shown.format(figure['peer'])}, {proxy_ratio:.2f} × the direct call"),
+        Row(f"{NAME}, {era}", "–", f"{shown.format(figure['peer'])}, {proxy_ratio:.2f} × the direct call"),
     ]
 
 
@@ -122,14 +122,15 @@ def pass_large_result() -> Row:
     return absolute("peak memory, result of 60 MB", peak, "{:.1f} MB", Bar(30, "MB"))
 
 
-async def _measure(rounds: int, count: int) -> Table:
+async def _measure(rounds: int, count: int, eras: list[str]) -> Table:
     rows = []
-    for era in ERAS:
+    for era in eras:
         rows += await compare_with_sdk_client(era, rounds, count)
     rows += await compare_with_raw_client(rounds, count)
     rows.append(pass_large_result())
     return Table(TITLE, NOTE, rows)
 
 
-def measure(quick: bool) -> Table:
-    return asyncio.run(_measure(8, 25) if quick else _measure(27, 100))
+def measure(size: Size) -> Table:
+    eras = list(ERAS)
+    return asyncio.run(_measure(*size.of((27, 100, eras), (8, 25, eras), (1, 1, eras[:1]))))
