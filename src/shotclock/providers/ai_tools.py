@@ -249,10 +249,10 @@ class AgentTools:
         return self._call.winding_down is not None
 
     def prolong_wind_down(self) -> None:
-        """Give the model its half of the wind-down, also where tools took longer than theirs to be gone."""
+        """Give the model a whole wind-down for its last answer after tools that used theirs, once."""
         if (stop := self._call.winding_down) is not None and self.late_results and not self._is_prolonged:
             self._is_prolonged = True
-            control_of(self._call).prolong_wind_down(monotonic_ns() + (stop.until_ns - stop.at_ns) // 2)
+            control_of(self._call).prolong_wind_down(monotonic_ns() + stop.until_ns - stop.at_ns)
 
     def remaining_ms(self) -> int | None:
         """Return the time until the timeout or the end of the wind-down."""

@@ -2,7 +2,7 @@
 
 With a key (SHOTCLOCK_CODEC_KEY) every payload is encrypted. Without one, runs with secrets are refused.
 Large payloads are stored below SHOTCLOCK_PAYLOADS, a directory or the URL of an object store, named by their digest.
-Without it large values are refused. A process that cannot read or store a payload says why, unencrypted.
+Without it large values are refused. A process that cannot read a payload says why, unencrypted.
 """
 
 from __future__ import annotations
@@ -60,16 +60,9 @@ class UnreadablePayload(ValueError):
     """A payload that this process cannot decrypt or find. Nothing was done with it."""
 
 
-class UnstorablePayload(ValueError):
-    """A payload that is too large for history, without a place outside. What made it was done."""
-
-
-_OWN_ERRORS = (UnreadablePayload, UnstorablePayload)
-
-
-def find_own_error(error: BaseException | None) -> BaseException | None:
-    """Return the error of this module that another one was raised for."""
-    while error is not None and not isinstance(error, _OWN_ERRORS):
+def find_unreadable(error: BaseException | None) -> BaseException | None:
+    """Return the UnreadablePayload that another error was raised for."""
+    while error is not None and not isinstance(error, UnreadablePayload):
         error = error.__cause__ or error.__context__
     return error
 
@@ -123,17 +116,17 @@ _SET_PLACE = f"set {PAYLOADS_VARIABLE} to a directory or URL that callers and wo
 
 
 class _Failures(DefaultFailureConverter):
-    """Failures, and of the errors of this module only why."""
+    """Failures, and of one for an unreadable payload only why."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: WireFailure) -> None:
-        super().to_failure(find_own_error(exception) or exception, payload_converter, failure)
+        super().to_failure(find_unreadable(exception) or exception, payload_converter, failure)
 
 
 class _EncryptedFailures(DefaultFailureConverterWithEncodedAttributes):
-    """Encrypted failures. The errors of this module are not: a reader may have another key."""
+    """Encrypted failures, but not why a payload cannot be read: a reader may have another key."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: WireFailure) -> None:
-        if find_own_error(exception) is not None:
+        if find_unreadable(exception) is not None:
             _Failures().to_failure(exception, payload_converter, failure)
         else:
             super().to_failure(exception, payload_converter, failure)
@@ -275,7 +268,7 @@ class _ContentDriver(StorageDriver):
 
 class NoPlaceDriver(_ContentDriver):
     async def _put(self, digest: str, data: bytes) -> None:
-        raise UnstorablePayload(f"{len(data)} bytes are too large for history: {_SET_PLACE}")
+        raise ValueError(f"{len(data)} bytes are too large for history: {_SET_PLACE}")
 
     async def _get(self, digest: str) -> bytes:
         raise UnreadablePayload(f"it is outside of history, and {PAYLOADS_VARIABLE} is not set: {_SET_PLACE}")

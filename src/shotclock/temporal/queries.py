@@ -80,25 +80,23 @@ class RunChanges:
         """Report the new changes. Return whether the run itself only waits for people or runs inside it."""
         only_waits = await self._read_run(self._run_id)
         for run_id in list(self._inside):
-            await self._read_inside(run_id)
-        return only_waits
-
-    async def _read_inside(self, run_id: str) -> None:
-        try:
             await self._read_run(run_id)
-        except Failure as failure:
-            if failure.code != "RUN_NOT_FOUND":  # the engine has not begun it, or never did
-                raise
+        return only_waits
 
     async def _read_run(self, run_id: str) -> bool:
         while True:
             number = self._read.setdefault(run_id, 0)
-            reply = await _ask(self._client.get_workflow_handle(run_id), "changes", [number])
+            try:
+                reply = await _ask(self._client.get_workflow_handle(run_id), "changes", [number])
+            except Failure as failure:
+                if failure.code == "RUN_NOT_FOUND" and run_id != self._run_id:  # it has not begun, or never did
+                    return False
+                raise
             for change in reply["changes"]:
                 if (inside := change.get("begins")) is not None:
                     self._inside[inside] = None
                 elif (inside := change.get("ends")) is not None:  # before the end of its step
-                    await self._read_inside(inside)
+                    await self._read_run(inside)
                     del self._inside[inside]
                 else:
                     self._report(run_id, StepState.from_record(change))
@@ -121,32 +119,31 @@ class RunChanges:
 
     async def finish(self, envelope: Envelope) -> Envelope:
         """Report the last changes of a run that has ended, and return its envelope."""
-        if not self.is_wanted and self._broken is None:
-            return envelope
-        try:
-            async with asyncio.timeout(LAST_CHANGES_S):
-                await self.read()
-            why: Exception | str | None = self._broken
-        except Failure as failure:
-            why = failure
-        except TimeoutError:
-            why = NO_WORKER
-        if why is not None:
-            envelope.warnings.append(warning("NOT_TOLD", f"the last changes of steps are not known here: {why}"))
+        why = ""
+        if self.is_wanted:
+            try:
+                async with asyncio.timeout(LAST_CHANGES_S):
+                    await self.read()
+            except (Failure, TimeoutError) as error:
+                why = str(error) or NO_WORKER
+        if why or self._broken is not None:
+            message = f"the last changes of steps are not known here: {why or self._broken}"
+            envelope.warnings.append(warning("NOT_TOLD", message))
         return envelope
 
 
 def _unreadable_there(handle: Handle, why: str) -> Failure:
     why = "the reason is encrypted, with a key that is not ours" if why == _ENCRYPTED else why
-    hint = f"give its workers {PAYLOADS_VARIABLE} as here, and {KEY_VARIABLE} with this key as well (NEW,OLD)"
-    message = f"a worker of run {handle.id!r} cannot read its record: {why}"
-    return Failure("INCOMPLETE", message, suggestion=f"{hint}; then run data.continue_command")
+    return _unreadable(f"a worker of run {handle.id!r} cannot read its record: {why}")
 
 
 def unreadable(handle: Handle, error: Exception) -> Failure:
-    message = f"the record of run {handle.id!r} cannot be read: {error}"
-    hint = f"set {KEY_VARIABLE} and {PAYLOADS_VARIABLE} as for its workers, then run data.continue_command"
-    return Failure("INCOMPLETE", message, suggestion=hint)
+    return _unreadable(f"the record of run {handle.id!r} cannot be read: {error}")
+
+
+def _unreadable(message: str) -> Failure:
+    hint = f"give callers and workers the same {PAYLOADS_VARIABLE}, and {KEY_VARIABLE} with all keys that were used"
+    return Failure("INCOMPLETE", message, suggestion=f"{hint} (NEW,OLD); then run data.continue_command")
 
 
 def not_reached(handle: Handle, error: RPCError) -> Failure:

@@ -31,7 +31,7 @@ from ..store.store import Store
 from ..workflow.run import OpenedInbox
 from .connection import API_KEY, SETTINGS, Address, connect
 from .messages import DEFAULT_QUEUE
-from .payloads import KEY_VARIABLE, find_own_error, read_keys
+from .payloads import KEY_VARIABLE, find_unreadable, read_keys
 from .run_workflow import RunWorkflow
 from .step_activity import Activities, Leases, WorkerServices
 
@@ -92,8 +92,8 @@ async def serve_worker(
 
 
 def _shorten(record: logging.LogRecord) -> bool:
-    """Log only the reason where a payload cannot be read or stored, without a traceback."""
-    if record.exc_info and (why := find_own_error(record.exc_info[1])) is not None:
+    """Log only the reason where a payload cannot be read, without a traceback."""
+    if record.exc_info and (why := find_unreadable(record.exc_info[1])) is not None:
         record.msg, record.args, record.exc_info = f"{record.getMessage()}: {why}", (), None
     return True
 
