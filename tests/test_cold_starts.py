@@ -72,10 +72,10 @@ UNUSED = {
     "shotclock --version": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},
     "shotclock ui stop": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel", "sqlite3"},
     "shotclock errors": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "ruamel"},
-    "shotclock check flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
+    "shotclock check flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3", "xml"},
     "shotclock plan flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic", "sqlite3"},
     "shotclock advise flow.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "asyncio", "pydantic"},
-    "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "dataclasses", "pydantic"},
+    "shotclock run command.yaml": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "dataclasses", "pydantic", "http", "xml"},
     "shotclock report": {*PARSING_AND_DRAWING, *SERVING, *STEPS, "pydantic"},
     "shotclock inbox list --json": {
         *{*PARSING_AND_DRAWING, *SERVING, *STEPS},

@@ -19,7 +19,8 @@ from shotclock.core.value_types import replace
 from shotclock.providers.provider import StepPart
 from shotclock.store.store import Store
 from shotclock.workflow import step_renderer
-from shotclock.workflow.report import report_of, to_junit, to_markdown
+from shotclock.workflow.junit import to_junit
+from shotclock.workflow.report import report_of, to_markdown
 from shotclock.workflow.scheduler import Scheduler
 from shotclock.workflow.schema import WorkflowFile
 from shotclock.workflow.state import Status, StepState

@@ -13,9 +13,10 @@ from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
 from shotclock.store.store import Store
 from shotclock.workflow.html_report import to_html
+from shotclock.workflow.junit import to_junit
 from shotclock.workflow.loader import Finding, load_text
 from shotclock.workflow.plan import finally_reserve, plan_of
-from shotclock.workflow.report import report_of, to_junit, to_markdown
+from shotclock.workflow.report import report_of, to_markdown
 from shotclock.workflow.run_context import Deadlines
 from shotclock.workflow.schema import WorkflowFile, json_schema
 from shotclock.workflow.step_choice import StepChoice, cut_down

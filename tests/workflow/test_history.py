@@ -83,7 +83,7 @@ def test_tries_that_ended_by_themselves_count_and_others_do_not(run: Callable[..
     run("steps: {fine: {exec: sleep 60}}", timeout_ms=700)  # the run's limit stops it
     run("steps: {fine: {exec: sleep 60}}", stop_after=0.3)
     with Store.open(tmp_path / "home") as store:
-        history = read_history(store, "flow", tmp_path / "flow.yaml")
+        history = read_history(store.runs, "flow", tmp_path / "flow.yaml")
     found = {name: history.of_step(name, "command") for name in ("fine", "slow", "fails", "silent")}
     found |= {name: history.of_step(name, "command") for name in ("retried", "items", "slow_once", "slow_item")}
     assert len(history.runs) == 3
@@ -116,8 +116,8 @@ def test_a_step_that_waited_for_a_person_has_no_duration(run: Callable[..., Any]
     assert run(text, timeout_ms=60_000).ok
     deciding.join(WITHIN_S)
     with Store.open(tmp_path / "home") as store:
-        history = read_history(store, "flow", tmp_path / "flow.yaml")
-        inner = read_history(store, "inner", tmp_path / "inner.yaml")
+        history = read_history(store.runs, "flow", tmp_path / "flow.yaml")
+        inner = read_history(store.runs, "inner", tmp_path / "inner.yaml")
     assert history.of_step("asks", "command") == Measured(uncounted=1)
     assert history.of_step("nested", "workflow") == Measured(uncounted=1)
     assert history.of_step("beside", "command").runs == 1
@@ -148,10 +148,10 @@ def test_only_runs_of_the_same_file_and_name_belong_to_it(store: Store, tmp_path
     add_run(store, file, took(30), name="other", number=3)
     add_run(store, tmp_path / "copy.yaml", took(40), number=4)
     for path in (file, link):
-        assert read_history(store, "flow", path).of_step("work", "command").finished == (20, 10)
-    assert read_history(store, "flow", file, count=1).of_step("work", "command").finished == (20,)
-    before = read_history(store, "flow", file).runs[0].created_at
-    assert read_history(store, "flow", file, before=before).of_step("work", "command").finished == (10,)
+        assert read_history(store.runs, "flow", path).of_step("work", "command").finished == (20, 10)
+    assert read_history(store.runs, "flow", file, count=1).of_step("work", "command").finished == (20,)
+    before = read_history(store.runs, "flow", file).runs[0].created_at
+    assert read_history(store.runs, "flow", file, before=before).of_step("work", "command").finished == (10,)
 
 
 def test_of_several_tries_the_longest_counts_and_one_at_the_limit_before_all(store: Store, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_of_several_tries_the_longest_counts_and_one_at_the_limit_before_all(sto
     for number, (each, expected) in enumerate(tries):
         file = tmp_path / str(number)
         add_run(store, file, took(1_000, attempts=2, tries=each), number=number)
-        assert read_history(store, "flow", file).of_step("work", "command") == expected
+        assert read_history(store.runs, "flow", file).of_step("work", "command") == expected
     state = StepState("work", "command")
     for ms in range(1_000):
         state.note_try(ms, Status.SUCCEEDED, "step work")
@@ -186,7 +186,7 @@ def test_tries_that_were_cut_short_wound_down_or_resumed_do_not_count(store: Sto
         add_run(store, tmp_path / "f", state, number=number)
     add_run(store, tmp_path / "f", number=100, run_ms=90_000, own_ms=500)  # resumed by another process
     add_run(store, tmp_path / "f", took(70, overtime=[{"event": "overtime", "granted_ms": 50}]), number=101)
-    history = read_history(store, "flow", tmp_path / "f")
+    history = read_history(store.runs, "flow", tmp_path / "f")
     assert history.of_step("work", "command") == Measured((70,), uncounted=len(states))
     assert history.of_run().uncounted == 2  # also the run with a pause
 
@@ -213,7 +213,7 @@ def test_advice_is_one_sentence_with_a_round_value(load: Any, store: Store, tmp_
     for at, (timeout, states, verdict, suggested, sentence) in enumerate(cases):
         for number, state in enumerate(states):
             add_run(store, tmp_path / str(at), state, number=at * 100 + number)
-        history = read_history(store, "flow", tmp_path / str(at))
+        history = read_history(store.runs, "flow", tmp_path / str(at))
         found = advice_of(load, f"steps: {{work: {{exec: 'true', timeout: {timeout}}}}}", history)["work"]
         assert (found.verdict, found.suggested_ms) == (verdict, suggested), (at, found)
         assert found.sentence.startswith(sentence), (at, found)
@@ -222,7 +222,7 @@ def test_advice_is_one_sentence_with_a_round_value(load: Any, store: Store, tmp_
 def test_advice_stays_within_the_budget_of_the_run(load: Any, store: Store, tmp_path: Path) -> None:
     for number in range(10):
         add_run(store, tmp_path / "f", took(29_000), number=number)
-    history = read_history(store, "flow", tmp_path / "f")
+    history = read_history(store.runs, "flow", tmp_path / "f")
     step = "steps: {work: {exec: 'true', timeout: 30s%s}}"
     retry = ", on_fail: {retry: {max: 1, backoff: {delay_ms: 1000}}}"
     assert advice_of(load, step % "", history)["work"].suggested_ms == 45_000
@@ -241,7 +241,7 @@ def test_a_default_timeout_is_raised_and_never_lowered(load: Any, store: Store, 
     found = advice_of(
         load,
         "steps: {quick: {exec: 'true'}, slow: {exec: 'true'}}",
-        read_history(store, "flow", tmp_path / "f"),
+        read_history(store.runs, "flow", tmp_path / "f"),
     )
     assert (found["quick"].source, found["quick"].verdict) == ("default", "keep")
     assert (found["slow"].source, found["slow"].suggested_ms) == ("default", 90_000)
@@ -250,7 +250,7 @@ def test_a_default_timeout_is_raised_and_never_lowered(load: Any, store: Store, 
 def test_the_timeout_of_the_run_has_room_for_those_of_its_steps(load: Any, store: Store, tmp_path: Path) -> None:
     for number in range(25):
         add_run(store, tmp_path / "f", took(900), number=number, run_ms=1_000)
-    history = read_history(store, "flow", tmp_path / "f")
+    history = read_history(store.runs, "flow", tmp_path / "f")
     lowered = advice_of(load, "timeout: 1h\nsteps: {work: {exec: 'true', timeout: 2m}}", history)[None]
     assert lowered.verdict == "lower" and lowered.suggested_ms == 180_000
     assert (
@@ -285,11 +285,11 @@ def test_the_history_of_ten_thousand_steps_is_read_in_a_moment(store: Store, tmp
     for number in range(200):
         add_run(store, tmp_path / "f", *(took(number, name, output="x" * 500) for name in names), number=number)
     began = time.monotonic()
-    history = read_history(store, "flow", tmp_path / "f", within_ms=20_000)
+    history = read_history(store.runs, "flow", tmp_path / "f", within_ms=20_000)
     assert len(history.of_step("s7", "command").finished) == 200
     assert time.monotonic() - began < 1.0  # 0.1 s on a quiet machine
     many = "".join(f"  {name}: {{exec: 'true', timeout: 1m}}\n" for name in names)
     found = advice_of(load, f"steps:\n{many}", history)
     assert time.monotonic() - began < 2.0 and found["s49"].measured.runs == 200
-    cut = read_history(store, "flow", tmp_path / "f", within_ms=0)
+    cut = read_history(store.runs, "flow", tmp_path / "f", within_ms=0)
     assert cut.is_cut and len(cut.runs) < 200

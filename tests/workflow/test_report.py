@@ -23,7 +23,8 @@ from shotclock.core.visible_text import visible
 from shotclock.store.runs import StepRecord, StoredRun
 from shotclock.ui.browser import find_chromium
 from shotclock.workflow.html_report import to_html
-from shotclock.workflow.report import Report, brief, report_of, to_junit, to_markdown
+from shotclock.workflow.junit import to_junit
+from shotclock.workflow.report import Report, brief, report_of, to_markdown
 from shotclock.workflow.state import Reason, Status, StepState
 
 BEGAN = WallTime(1_700_000_000_000)

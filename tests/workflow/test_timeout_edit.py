@@ -151,7 +151,7 @@ def test_advice_that_was_written_is_followed_by_no_other(store: Store, tmp_path:
         file = tmp_path / str(slowest_ms)
         for number in range(25):
             add_run(store, file, took(slowest_ms, "a"), number=at * 100 + number)
-        history = read_history(store, "flow", file)
+        history = read_history(store.runs, "flow", file)
         for timeout in ("50ms", "1s", "60s", "2h"):
             text = f"steps: {{a: {{exec: 'true', timeout: {timeout}}}}}\n"
             for rounds in range(2):

@@ -78,7 +78,7 @@ def _advise(flow: str, loaded: Loaded, steps: Sequence[str], runs: int) -> tuple
     history, name = History(), name_of(workflow, flow)
     if has_store():
         with Store.open() as store:
-            history = read_history(store, name, flow, count=runs)
+            history = read_history(store.runs, name, flow, count=runs)
     advised = [each for each in advise(workflow, history) if not steps or each.step in steps]
     data: dict[str, object] = {
         "file": flow,

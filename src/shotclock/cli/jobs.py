@@ -30,7 +30,7 @@ from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine, Engine, RunOrder, send_order
 from ..workflow.state import Status
 from . import background, job_logs
-from .engine import open_engine, temporal_engine
+from .engine import open_engine, show_order, temporal_engine
 from .output import EarlyEnd, until_stopped, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option, positive_duration
 from .subcommand import (
@@ -122,7 +122,7 @@ def job_table(scope: JobScope) -> CommandTable:
 def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: Any) -> ChildWork | Callable[[bool], int]:
     if name in ("extend", "stop"):
         limits = (values.get("by"), values.get("within"), values.get("reason") or "")
-        return order_work(f"job {name}", RunOrder(values["job_id"], None, Principal.local().name, *limits), on, scope)
+        return _order_work(f"job {name}", RunOrder(values["job_id"], None, Principal.local().name, *limits), on, scope)
     budget_ms = read_budget_ms(values["budget"]) if name == "wait" else None
 
     def start(as_json: bool) -> int:
@@ -135,21 +135,19 @@ def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: An
     return start
 
 
-def order_work(name: str, order: RunOrder, on: Address | None, scope: JobScope | None = None) -> ChildWork:
-    """Return the work of an order to a run; with a scope, also to a job."""
+def _order_work(name: str, order: RunOrder, on: Address | None, scope: JobScope) -> ChildWork:
+    """Return the work of an order to a job or a run."""
 
     def body() -> Outcome:
         with open_engine(on) as engine:
-            if scope is not None and isinstance(engine, EmbeddedEngine):
-                job = _find_job(engine.store, order, scope)
-                if job is not None:
-                    if is_command(job):
-                        return _order_command(JobClient(engine.store, scope.command), job, order)
-                    return Outcome(Ending.FINISHED, data=_order_job(engine.store, job, order))
-            return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
+            job = _find_job(engine.store, order, scope) if isinstance(engine, EmbeddedEngine) else None
+            if job is None or not isinstance(engine, EmbeddedEngine):
+                return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
+            if is_command(job):
+                return _order_command(JobClient(engine.store, scope.command), job, order)
+            return Outcome(Ending.FINISHED, data=_order_job(engine.store, job, order))
 
-    tool = OURSELVES if scope is None else scope.tool
-    return ChildWork(name, body, mutates=True, show=_show_order, on_failure=refusal_outcome, tool=tool)
+    return ChildWork(name, body, mutates=True, show=_show_order, on_failure=refusal_outcome, tool=scope.tool)
 
 
 def _find_job(store: Store, order: RunOrder, scope: JobScope) -> Job | None:
@@ -178,18 +176,10 @@ def _order_job(store: Store, job: Job, order: RunOrder) -> dict[str, object]:
 
 
 def _show_order(envelope: Envelope) -> None:
-    if not envelope.ok or not isinstance(envelope.data, dict):
-        return
     data: Any = envelope.data
-    if "job_id" in data and "status" in data:
+    if envelope.ok and isinstance(data, dict) and "job_id" in data and "status" in data:
         write_quietly(sys.stdout, _job_line(data))
-    for call in data.get("extended", ()):
-        left = "" if call["remaining_ms"] is None else f", {format_duration(call['remaining_ms'])} left"
-        line = f"{call['name']}: {format_duration(call['granted_ms'])} more{left}\n"
-        write_quietly(sys.stdout, line)
-    for call in data.get("stopping", ()):
-        within = format_duration(call["winding_down"]["remaining_ms"])
-        write_quietly(sys.stdout, f"{call['name']}: winding down, {within} at most\n")
+    show_order(envelope)
 
 
 def _must_be_run(scope: JobScope, store: Store, name: str, failure: Failure) -> None:

@@ -13,7 +13,7 @@ from ..core.errors import Ending, Failure
 from ..process.unsupervised import open_in_browser
 from ..runtime.call import Outcome
 from ..store.store import Store
-from ..workflow.report import Report, to_junit, to_markdown
+from ..workflow.report import Report, to_markdown
 from .engine import open_engine
 from .output import describe_page, is_terminal, say_line
 from .parser import Subcommand, argument, flag, option
@@ -49,9 +49,7 @@ def _run_report(
             with Store.open() as store:
                 page = str(store.folder("reports") / f"{quote(made.run_id, safe='')[:PAGE_NAME_LENGTH]}.html")
         if page is not None:
-            from ..workflow.html_report import to_html
-
-            write_file(page, to_html(made))
+            write_file(page, text_of(made, "html"))
             data["html"] = os.path.abspath(page)
         text = None if output == "json" else text_of(made, output)
         if output_file is not None:
@@ -80,7 +78,11 @@ def _list_runs(on: Address | None) -> Outcome:
 
 
 def text_of(made: Report, output: str) -> str:
-    return to_markdown(made) if output == "markdown" else to_junit(made)
+    if output == "markdown":
+        return to_markdown(made)
+    from ..workflow import html_report, junit  # a run or a check does not wait for XML
+
+    return junit.to_junit(made) if output == "junit" else html_report.to_html(made)
 
 
 def write_file(path: str, text: str) -> None:

@@ -34,9 +34,8 @@ from ..workflow.rerun import refuse_open
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
 from ..workflow.step_choice import StepChoice, choose, cut_down, leave_out
-from .engine import open_engine
+from .engine import open_engine, order_run
 from .import_hint import point_to_import
-from .jobs import order_work
 from .logs import is_part_of
 from .output import (
     Outlet,
@@ -148,7 +147,7 @@ def _control(run_id: str, extends: bool, step: str | None, by: int | None, other
     if mistakes:
         raise Mistaken(mistakes)
     stop_early_zygote()  # no step runs here
-    return order_work("run", RunOrder(run_id, step, Principal.local().name, by), on)
+    return order_run(RunOrder(run_id, step, Principal.local().name, by), on)
 
 
 def main(options: RunOptions, as_json: bool, *, envelope_only: bool) -> int:

@@ -5,14 +5,31 @@ from __future__ import annotations
 import re
 
 from ..core.clocks import ProcessIdentity, WallTime
-from ..core.value_types import as_dict, field, record
+from ..core.value_types import as_dict, field, record, value
 from ..process.kernel import is_alive, this_process
 from ..store.jobs import Job
-from .ready import Ready
 
 APP = "exec"
 NAME_RULE = "letters, digits, - _ and . only, 64 at most, a letter or a digit first"
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}", re.ASCII)
+
+
+@value
+class Ready:
+    """Sign of readiness. Without one a command is ready once it has started."""
+
+    port: int | None = None
+    output: str | None = None
+    url: str | None = None
+
+    @property
+    def is_asked(self) -> bool:
+        return self.port is not None or self.output is not None or self.url is not None
+
+    def describe(self) -> str:
+        if self.port is not None:
+            return f"port {self.port}"
+        return f"a line that matches {self.output!r}" if self.output is not None else str(self.url)
 
 
 @record

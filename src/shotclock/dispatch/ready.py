@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Container, Iterator
 from urllib.parse import urlsplit
 
-from ..core.value_types import value
 from ..process import kernel
+from .background_command import Ready
 
 # Between two looks at a port or a URL.
 LOOK_PAUSE_S = 0.1
@@ -25,24 +25,6 @@ LONGEST_LINE = 8_192
 # The processor time of one search for a line: a pattern that backtracks would take years.
 SEARCH_LIMIT_S = 0.25
 _LISTENING = "0A"
-
-
-@value
-class Ready:
-    """Sign of readiness. Without one a command is ready once it has started."""
-
-    port: int | None = None
-    output: str | None = None
-    url: str | None = None
-
-    @property
-    def is_asked(self) -> bool:
-        return self.port is not None or self.output is not None or self.url is not None
-
-    def describe(self) -> str:
-        if self.port is not None:
-            return f"port {self.port}"
-        return f"a line that matches {self.output!r}" if self.output is not None else str(self.url)
 
 
 def read_url(text: str) -> str:

@@ -8,6 +8,7 @@ docs/design.md: R43.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import os
@@ -40,6 +41,14 @@ class Role(StrEnum):
     OPERATOR = "operator"
 
 
+@functools.cache  # every call of a server asks for it, and each question reads the list of users
+def _find_user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container may run as a user that has no name
+        return f"uid-{uid}"
+
+
 @value
 class Principal:
     """User or agent that acts on the inbox, with a role."""
@@ -52,10 +61,7 @@ class Principal:
     @classmethod
     def local(cls) -> Principal:
         """Return the user of this process as an operator: the store is this user's own."""
-        try:
-            return cls(pwd.getpwuid(os.getuid()).pw_name, Role.OPERATOR)
-        except KeyError:  # a container may run as a user that has no name
-            return cls(f"uid-{os.getuid()}", Role.OPERATOR)
+        return cls(_find_user_name(os.getuid()), Role.OPERATOR)
 
     @property
     def owner(self) -> str | None:

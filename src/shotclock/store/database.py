@@ -99,6 +99,10 @@ _inherited: list[tuple[tuple[int, int], sqlite3.Connection]] = []
 _torn = False  # this process was forked while another thread was opening some store
 
 
+# Of the tables in schema.py, to be raised with every change of them. 1 to 11 were never released.
+VERSION = 15
+
+
 @value
 class Schema:
     """Statements that create the tables, and the number of their version."""
@@ -346,6 +350,8 @@ def _set_up(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
     if 0 < version < schema.version:
         message = f"the store has an older format (version {version}, this Shotclock needs {schema.version})"
         raise StoreUnusable(f"{message}: run `shotclock prune --reset` to move it aside and start a new one", path)
+    if version == 0 and not schema.statements:
+        raise StoreUnusable("it has no tables yet", path)
     if version == 0:  # later this would need a copy of the whole file
         connection.execute(f"PRAGMA auto_vacuum={_INCREMENTAL}")
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]

@@ -6,14 +6,37 @@ were finished and which were interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Table, Transaction, check_count, decode_process, decode_text, json_text, parts_of_json
+from .database import (
+    VERSION,
+    Database,
+    Schema,
+    Table,
+    Transaction,
+    check_count,
+    decode_process,
+    decode_text,
+    json_text,
+    parts_of_json,
+)
 from .rows import RowMapper
+
+
+@contextlib.contextmanager
+def open_runs(path: Path) -> Iterator[Runs]:
+    """Open only the runs of a store that is there, without importing the rest of it."""
+    database = Database(path, Schema(VERSION, ()))
+    try:
+        yield Runs(database)
+    finally:
+        database.close()
 
 
 @value

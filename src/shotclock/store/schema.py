@@ -9,15 +9,12 @@ from __future__ import annotations
 from ..core.proposal import Proposal, Summary
 from .audit import Entry, Token
 from .calls import SUCCEEDED, LoggedCall, OpenCall
-from .database import Schema
+from .database import VERSION, Schema
 from .groups import GroupPlace
 from .idempotency import Lock, Reply
 from .jobs import Checkpoint, Job
 from .rows import create_table
 from .runs import StepRecord, StoredRun
-
-# To be raised with every change of the tables. 1 to 11 were never released.
-VERSION = 15
 
 _NUMBER, _NUMBERED, _TEXT = "INTEGER NOT NULL", "INTEGER PRIMARY KEY AUTOINCREMENT", "TEXT NOT NULL"
 _RUN = "TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE"

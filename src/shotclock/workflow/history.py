@@ -27,7 +27,7 @@ from .schema import WorkflowFile
 from .state import Status
 
 if TYPE_CHECKING:
-    from ..store.runs import PastRun, PastStep
+    from ..store.runs import PastRun, PastStep, Runs
     from ..store.store import Store
 
 RUNS_READ = 200
@@ -194,7 +194,7 @@ def _judge_run(run: PastRun) -> _Judged:
 
 
 def read_history(
-    store: Store,
+    runs: Runs,
     name: str,
     file: str | Path,
     *,
@@ -215,9 +215,9 @@ def read_history(
         return not is_late
 
     found: list[PastRun] = []
-    for path in store.runs.list_files(name):
+    for path in runs.list_files(name):
         if may_go_on() and identity(path) == own:
-            found += store.runs.list_past(name, path, count, before, may_go_on)
+            found += runs.list_past(name, path, count, before, may_go_on)
     found.sort(key=lambda run: run.created_at.ms, reverse=True)
     return History.of(found[:count], is_cut=is_late)
 
@@ -231,12 +231,12 @@ def find_near_limits(loaded: Loaded) -> list[Finding]:
     """Return a warning for each limit that past runs reached or nearly reached; none where there is no history."""
     if loaded.readable is None or not has_store():
         return []
-    from ..store.store import Store  # imports sqlite3, for which a file without history does not wait
+    from ..store.runs import open_runs  # imports sqlite3, for which a file without history does not wait
 
     try:
-        with Store.open() as store:
+        with open_runs(state_home(os.environ) / FILE_NAME) as runs:
             name = name_of(loaded.readable, loaded.source.name)
-            history = read_history(store, name, loaded.source.name, within_ms=LOOK_LIMIT_MS)
+            history = read_history(runs, name, loaded.source.name, within_ms=LOOK_LIMIT_MS)
     except (Failure, OSError):
         return []
     return [
@@ -259,7 +259,7 @@ def has_store() -> bool:
 def read_p95(store: Store, name: str, file: str, before: WallTime, types: Mapping[str, str]) -> dict[str, int]:
     """Return the p95 of each step over the runs before then, where there are enough and it is certain."""
     try:
-        history = read_history(store, name, file, before=before, within_ms=LOOK_LIMIT_MS)
+        history = read_history(store.runs, name, file, before=before, within_ms=LOOK_LIMIT_MS)
     except (Failure, OSError):
         return {}
     made = {}
