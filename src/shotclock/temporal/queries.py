@@ -57,7 +57,7 @@ async def _explain_failing(handle: Handle) -> Failure:
                 if event.HasField("workflow_task_failed_event_attributes"):
                     failure = event.workflow_task_failed_event_attributes.failure
                     why, kind = failure.message, failure.application_failure_info.type
-    if kind == UnreadablePayload.__name__:
+    if kind == UnreadablePayload.__name__ or PAYLOADS_VARIABLE in why:  # or one that is too large to be sent
         return _unreadable_there(handle, why)
     return Failure("CONNECT_FAILED", f"the worker of run {handle.id!r} fails, and tries again: {why}")
 

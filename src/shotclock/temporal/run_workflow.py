@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import json
 from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -98,7 +99,7 @@ GIFT_MS = 3_600_000  # the backstop above a step is twice its worst case plus th
 OUTPUTS_LIMIT_S = 60  # the templates of outputs have their own timeout; this is for a worker that dies meanwhile
 # The time for a worker to answer an order. The run does not wait for it, and without an answer it changes nothing.
 ORDER_LIMIT_S = 10
-CHANGES_AT_ONCE = 50  # in one answer, which Temporal limits
+CHANGES_SIZE = 1_000_000  # characters in one answer, which Temporal limits
 CLEAN_UP_MS = 360_000  # the part of the engine's limit of a run that is kept for clean-up
 LAST_WORD_MS = 1_000  # the part of the run's time in which a step reports that it had no more
 ONCE = RetryPolicy(maximum_attempts=1)
@@ -673,7 +674,13 @@ class RunWorkflow:
     @workflow.query
     def changes(self, since: int) -> JsonObject:
         """Return what has changed since the change of that number, for a caller that shows each."""
-        more = self._changes[since : since + CHANGES_AT_ONCE]
+        more: list[JsonObject] = []
+        size = 0
+        for change in self._changes[since:]:
+            size += len(json.dumps(change))
+            if more and size > CHANGES_SIZE:
+                break
+            more.append(change)
         has_more = since + len(more) < len(self._changes)
         return {"changes": more, "has_more": has_more, "only_waits": self._only_waits()}
 
