@@ -20,7 +20,7 @@ from ..core.proposal import may_decide as must_be_decider
 from ..core.value_types import replace, value
 from ..inbox.access import Principal, Role
 from ..inbox.audit_file import AuditFile, AuditProblem
-from ..inbox.person_wait import refusal_outcome
+from ..inbox.person_wait import LastUse, refusal_outcome
 from ..inbox.proposal_json import compared_with, summary, whole
 from ..process.clock import wall_time
 from ..runtime.call import Call, Outcome, no_time_left
@@ -147,8 +147,8 @@ def _find(this: InboxCall, id: str) -> Outcome:
         if proposal is None:
             raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
         history = [_entry(entry) for entry in await inbox.history(id)]
-        compared = compared_with(proposal, this.me)
-        data = {**whole(proposal, this.me, compared), "diff": None, "history": history}
+        compared, last_use = compared_with(proposal, this.me), await _find_last_use(this, inbox, proposal)
+        data = {**whole(proposal, this.me, compared, last_use), "diff": None, "history": history}
         return Outcome(Ending.FINISHED, data=data, value=(proposal, compared))
 
     return _with_inbox(this, find)
@@ -282,9 +282,15 @@ def _decide(this: InboxCall, id: str, decision: Decision, confirmation: Confirma
 
 def _change(this: InboxCall, change: Callable[[Inbox], Awaitable[Proposal]]) -> Outcome:
     async def perform(inbox: Inbox) -> Outcome:
-        return Outcome(Ending.FINISHED, data=summary((await change(inbox)).summary, this.me))
+        changed = await change(inbox)
+        data = summary(changed.summary, this.me, await _find_last_use(this, inbox, changed))
+        return Outcome(Ending.FINISHED, data=data)
 
     return _with_inbox(this, perform)
+
+
+async def _find_last_use(this: InboxCall, inbox: Inbox, proposal: Proposal) -> LastUse | None:
+    return None if this.on is not None else await inbox.find_last_use(proposal)
 
 
 def _run_waiting(verb: str, **values: Any) -> Start:

@@ -248,11 +248,15 @@ def _plan(data: Any, console: Console) -> None:
                 console.print(f"  {step['id']}: the run leaves it {left} of its {has}", style="bright_black")
             for line in _describe_early_clocks(step):
                 console.print(f"  {step['id']}: {line}", style="bright_black")
+            if step["approval_ms"]:
+                wait = format_duration(step["approval_ms"])
+                console.print(f"  {step['id']}: before it begins a person has {wait} to approve it", style="yellow")
         for name, repository in data["repositories"].items():
             console.print(f"  {name}: repository {repository or 'unknown'}", style="bright_black")
         worst, limit = _clock(data["worst_case_ms"], "no end in sight"), _clock(data["run_timeout_ms"])
         path = " → ".join(data["critical_path"])
-        console.print(f"\nat worst {worst} along {path}; the run has {limit}")
+        people = f" and {format_duration(data['people_ms'])} of waiting for people" if data["people_ms"] else ""
+        console.print(f"\nat worst {worst}{people} along {path}; the run has {limit}")
         if data["finally_ms"]:
             path = " → ".join(data["finally_path"])
             console.print(f"{format_duration(data['finally_ms'])} of it are kept for finally, with a reserve: {path}")
@@ -464,7 +468,8 @@ DECISION_COLOURS = {
 
 
 RUN_STATES = {
-    "not_started": "not run yet: make the call again, or resume the run",
+    "not_started": "approved, waits for the agent to call again, or for its run",
+    "missed": "not run: the agent did not make the call again in time",
     "running": "running",
     "succeeded": "succeeded",
     "failed": "failed",
@@ -473,9 +478,14 @@ RUN_STATES = {
 
 
 def _run_state(run: Any) -> str:
-    if "run_id" in run:
+    if "run_id" in run and run["state"] == "missed":
+        return f"not run: run {run['run_id']} has ended, or has no time left"
+    until = "" if run.get("until", NEVER) == NEVER else f", until {run['until']} (in {_time_left(run['until'])})"
+    if run["state"] == "not_started" and "run_id" in run:
         command = f"shotclock run --resume {run['run_id']}"
-        return f"not run yet: its run continues by itself, a parked local one with: {command}"
+        return f"not run yet: its run continues by itself, a parked local one with: {command}{until}"
+    if run["state"] == "not_started" and "until" in run:
+        return f"approved, waits for the agent to call again{until}"
     return RUN_STATES[run["state"]]
 
 

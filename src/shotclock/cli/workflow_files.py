@@ -75,6 +75,7 @@ def _describe_plan(made: Plan) -> dict[str, object]:
     return {
         "run_timeout_ms": made.run_timeout_ms,
         "worst_case_ms": made.worst_ms,
+        "people_ms": made.people_ms,
         "clean_up_ms": made.clean_up_ms,
         "finally_ms": made.finally_ms,
         "finally_path": list(made.finally_path),
@@ -101,6 +102,7 @@ def _describe_step(step: PlannedStep) -> dict[str, object]:
         "latest_start_ms": step.starts_ms,
         "latest_end_ms": step.ends_ms,
         "per_item": step.is_per_item,
+        "approval_ms": step.approval_ms,
     }
 
 

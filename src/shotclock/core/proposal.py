@@ -293,6 +293,23 @@ class Proposal:
     def is_due(self, now: WallTime) -> bool:
         return self.is_open and now >= self.expires_at
 
+    def expires_by(self, until: WallTime | None) -> WallTime:
+        """Return its end by its policy, or the earlier end of the work that asks."""
+        ttl_ms = self.ask.policy.ttl_ms
+        own = self.created_at + ttl_ms if ttl_ms else WallTime(LATEST_MS)
+        return own if until is None else min(own, until)
+
+    @property
+    def ended_with_its_work(self) -> bool:
+        """Return whether it expired because the work that asked had no more time."""
+        return self.status is ProposalStatus.EXPIRED and self.expires_at < self.expires_by(None)
+
+    @property
+    def allows_unanswered(self) -> bool:
+        """Return whether it expired and its policy continues without an answer."""
+        is_default = self.ask.policy.when_expired == "default"
+        return is_default and self.status is ProposalStatus.EXPIRED and not self.ended_with_its_work
+
     def answers(self, now: WallTime) -> bool:
         """Return whether the identical call is answered by this one instead of a new one."""
         return now < self.expires_at and (self.is_open or (self.status.is_decided and self.used_at is None))
@@ -373,7 +390,7 @@ def apply_use(
 
     `unanswered`: it expired instead, and its policy continues without an answer.
     """
-    if unanswered and (proposal.status is not ProposalStatus.EXPIRED or proposal.ask.policy.when_expired != "default"):
+    if unanswered and not proposal.allows_unanswered:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, and its policy needs an answer")
     if not unanswered and not proposal.status.allows:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is {proposal.status}, not approved")
@@ -386,9 +403,11 @@ def apply_use(
     return replace(proposal, used_at=None if unanswered else now, runner=runner)
 
 
-def apply_outcome(proposal: Proposal, outcome: ActionOutcome) -> Proposal:
-    """Return it with its outcome. Raises Failure unless it was used and has no outcome yet."""
-    if proposal.is_unused:
+def apply_outcome(proposal: Proposal, outcome: ActionOutcome, *, unused: bool = False) -> Proposal:
+    """Return it with its outcome. Raises Failure if it has one, and unless it was used or, with `unused`, was not."""
+    if unused and not (proposal.status.allows and proposal.is_unused):
+        raise Failure("NOT_ALLOWED", f"{proposal.id} is not an unused approval")
+    if not unused and proposal.is_unused:
         raise Failure("NOT_ALLOWED", f"the action of {proposal.id} was not started")
     if proposal.outcome is not None:
         raise Failure("ALREADY_DECIDED", f"the outcome of {proposal.id} is already recorded")
@@ -414,7 +433,8 @@ def must_be_open(proposal: Proposal) -> None:
     context: dict[str, object] = {"proposal_id": proposal.id, "status": proposal.status.value}
     if proposal.status is ProposalStatus.EXPIRED:
         context["expires_at"] = proposal.expires_at.iso()
-        raise Failure("PROPOSAL_EXPIRED", f"{proposal.id} expired at {proposal.expires_at}", context=context)
+        why = ": the work that asked had no time left" if proposal.ended_with_its_work else ""
+        raise Failure("PROPOSAL_EXPIRED", f"{proposal.id} expired at {proposal.expires_at}{why}", context=context)
     if proposal.decided_at is None:
         message = f"{proposal.id} was withdrawn by {proposal.asked_by}"
         raise Failure("PROPOSAL_WITHDRAWN", message, context=context)

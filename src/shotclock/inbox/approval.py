@@ -148,7 +148,7 @@ class Approvals:
             must_be_same = partial(_must_be_same_question, ask, run_wait is not None)
             waited = await ask_and_wait(inbox, ask, by, wait, must_be_same)
             proposal = waited.proposal
-            unanswered = proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default"
+            unanswered = proposal.allows_unanswered
             if not unanswered and not proposal.status.allows:
                 return waited.outcome(request.repeat_hint or f"call {spec.name} again with the same arguments")
             if waited.was_open:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from ..core.clocks import Deadline, WallTime
+from ..core.clocks import LATEST_MS, Deadline, WallTime
 from ..core.envelope import shorten
 from ..core.errors import Failure
 from ..core.proposal import (
@@ -44,11 +44,12 @@ from ..runtime.command_runner import run_shielded
 from ..store.audit import Entry
 from ..store.home import load_private_key, make_private_directory
 from ..store.proposals import NewProposal
+from ..store.runs import StoredRun
 from ..store.store import Store, prune_in_passing
 from .access import Principal, make_id
 from .announcer import Announcer
 from .audit_file import AuditFile, AuditProblem
-from .person_wait import read_inbox_limits
+from .person_wait import LastUse, read_inbox_limits
 from .watcher import Watcher
 
 # Closing waits this long for queued work. Each piece is bounded by the store's own waits; a stuck disk exhausts this.
@@ -120,20 +121,21 @@ class Inbox:
         *,
         key: str | None = None,
         since: WallTime | None = None,
+        until: WallTime | None = None,
         outlives_asker: bool = True,
         on_found: Callable[[Proposal], None] | None = None,
     ) -> Proposal:
         """Return the proposal that answers this call: an open one, one whose decision is still valid, or a new one.
 
-        `since`: a proposal under the key from then on answers it, even an expired one. Raises Failure (INBOX_FULL) if
-        too many are open. A cancellation while the proposal is being written is raised after that; if the proposal is
-        not to outlive its asker, it is withdrawn then. `on_found` is called with the proposal in either case and may
-        raise Failure.
+        `since`: a proposal under the key from then on answers it, even an expired one. `until` is the end of the work
+        that asks, which the proposal does not outlive. Raises Failure (INBOX_FULL) if too many are open. A cancellation
+        while the proposal is being written is raised after that; if the proposal is not to outlive its asker, it is
+        withdrawn then. `on_found` is called with the proposal in either case and may raise Failure.
         """
         answer: Future[Proposal] = Future()
         with self._lock:
             self._must_not_be_closed()
-            self._queued.append((NewProposal(f"p-{make_id(10)}", ask, by.name, key, since), answer))
+            self._queued.append((NewProposal(f"p-{make_id(10)}", ask, by.name, key, since, until), answer))
             self._thread.submit(self._propose_next)
         try:
             proposal = await asyncio.wrap_future(answer)
@@ -183,6 +185,20 @@ class Inbox:
                 break
             proposal = await self.wait(proposal.id, min(left_ms, LONGEST_WAIT_MS))
         return proposal
+
+    async def end_wait(self, proposal: Proposal) -> Proposal:
+        """Return a proposal that can be decided no more: as it was decided just now, or expired or withdrawn."""
+
+        def work() -> Proposal:
+            with suppress(Failure):  # it was decided, or has expired
+                self._proposals.withdraw(proposal.id, proposal.asked_by, wall_time())
+            return self._get_existing(proposal.id)
+
+        return await self._change(work)
+
+    def follow(self, proposal_id: str, until: WallTime) -> None:
+        """Move the end of a proposal with the later end of the work that asks, without waiting."""
+        self._do_later(lambda: self._proposals.follow(proposal_id, until, wall_time()))
 
     async def withdraw(self, proposal_id: str, by: Principal) -> Proposal:
         """Withdraw a proposal. Raises Failure unless its own agent does."""
@@ -256,14 +272,40 @@ class Inbox:
         return await self._change(work)
 
     async def extend(self, proposal_id: str, by_ms: int, by: Principal) -> Proposal:
-        """Move the end of a proposal. Raises Failure unless an operator asks and it is open."""
+        """Move the end of a proposal. Raises Failure unless an operator asks, it is open, and its run lasts as long."""
         by.must_be_operator("extend")
-        return await self._change(lambda: self._proposals.extend(proposal_id, by_ms, by.name, wall_time()))
+
+        def work() -> Proposal:
+            proposal = self._get_existing(proposal_id)
+            run, within_ms = self._find_run(proposal), by_ms
+            if proposal.is_open and run is not None and run.deadline_at is not None:
+                within_ms = min(by_ms, run.deadline_at - proposal.expires_at)
+                if within_ms <= 0:
+                    message = f"{proposal.id} is asked by run {run.id}, whose time ends then"
+                    hint = f"a run under way can have more: `shotclock run --extend {run.id} 10m`"
+                    raise Failure("NOT_EXTENDABLE", message, suggestion=hint)
+            return self._proposals.extend(proposal_id, within_ms, by.name, wall_time())
+
+        return await self._change(work)
 
     # --- queries --------------------------------------------------------------------------------------------
 
     async def get(self, proposal_id: str) -> Proposal | None:
         return await self._do(lambda: self._look(proposal_id))
+
+    async def find_last_use(self, proposal: Proposal) -> LastUse | None:
+        """Return None where another store or an engine may have the run that asks."""
+
+        def work() -> LastUse | None:
+            if (run := self._find_run(proposal)) is None:
+                return None if "/" in (proposal.key or "") else LastUse(proposal.expires_at)
+            return LastUse(run.ended_at or run.deadline_at or WallTime(LATEST_MS), run.id)
+
+        return await self._do(work)
+
+    def _find_run(self, proposal: Proposal) -> StoredRun | None:
+        run_id, is_of_step, _ = (proposal.key or "").partition("/")
+        return self._store.runs.get(run_id) if is_of_step else None
 
     async def changes(self, after_seq: int | None = None) -> AsyncIterator[Summary | Reminder]:
         """Yield each proposal as it is after a change, until the inbox is closed; several changes at once are one.

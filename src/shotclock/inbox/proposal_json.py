@@ -31,7 +31,7 @@ from ..core.proposal_checks import FILE_LIMIT
 from ..core.value_types import fields_of, replace
 from ..core.visible_text import visible
 from .access import Principal, Role
-from .person_wait import run_of
+from .person_wait import LastUse, run_of
 
 # Fields that only Shotclock sets.
 _OWN = frozenset(("surroundings", "dispatched", "was_read"))
@@ -221,14 +221,14 @@ def read_text_file(path: str) -> str | None:
         raise Failure("FILE_UNREADABLE", f"{path} is not text in UTF-8") from None
 
 
-def summary(proposal: Summary, principal: Principal) -> dict[str, Any]:
+def summary(proposal: Summary, principal: Principal, last_use: LastUse | None = None) -> dict[str, Any]:
     """Return the fields that a list shows of a proposal to this principal."""
     plain = {name: each for name, each in to_json(proposal).items() if name not in ("deciders", "runner", "outcome")}
     for name in ("created_at", "expires_at", "decided_at", "used_at"):
         at = getattr(proposal, name)
         plain[name] = None if at is None else at.iso()
     is_decider = not proposal.deciders or principal.name in proposal.deciders
-    run = run_of(proposal, plain.pop("dispatched"))
+    run = run_of(proposal, plain.pop("dispatched"), last_use)
     return {
         **plain,
         "run": run,
@@ -246,10 +246,12 @@ def summary(proposal: Summary, principal: Principal) -> dict[str, Any]:
     }
 
 
-def whole(proposal: Proposal, principal: Principal, compared: Compared | None = None) -> dict[str, Any]:
+def whole(
+    proposal: Proposal, principal: Principal, compared: Compared | None = None, last_use: LastUse | None = None
+) -> dict[str, Any]:
     """Return all fields of a proposal for this principal."""
     ask, decision = proposal.ask, proposal.decision
-    about = summary(proposal.summary, principal)
+    about = summary(proposal.summary, principal, last_use)
     if compared is None:
         compared = compared_with(proposal, Principal(principal.name, Role.AGENT))
     confirmation = ask.confirmation if ask.policy.destructive else None

@@ -128,7 +128,7 @@ class HumanProvider(Provider):
         try:
             # The question has its own clock, which also runs while the run is parked; the wait ends with the run.
             wait = RunWait(step.key, step.run_began_at, step.waits, lambda: bounded_by_run(call))
-            waited = await ask_and_wait(self._inbox(), _make_request(step, call), Principal.local(), wait)
+            waited = await ask_and_wait(self._inbox(), _make_request(step), Principal.local(), wait)
         except Failure as failure:
             return StepResult(outcome_of_error(failure), None, "human-input/required")
         proposal, waiting = waited.proposal, waited.around
@@ -142,14 +142,14 @@ class HumanProvider(Provider):
                 elapsed_ms = wall_time().since_ms(proposal.created_at)
                 limit_ms = step.clocks.timeout_ms or 0
                 return _result_without_answer(call, default, Fired(ClockKind.TIMEOUT, call.name, limit_ms, elapsed_ms))
-            case ProposalStatus.PENDING | ProposalStatus.EXPIRED:
+            case _ if waited.is_late or proposal.status is ProposalStatus.EXPIRED:
                 return _result_without_answer(
                     call, None, waiting.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
                 )
         return StepResult(waited.outcome())
 
 
-def _make_request(step: StepCall, call: Call) -> ProposalRequest:
+def _make_request(step: StepCall) -> ProposalRequest:
     prompt = " ".join(str(step.settings["prompt"]).split())
     title = prompt if len(prompt) <= TITLE_LIMIT else prompt[: TITLE_LIMIT - 1] + "…"
     notes = [] if title == prompt else [str(step.settings["prompt"])]
@@ -157,17 +157,13 @@ def _make_request(step: StepCall, call: Call) -> ProposalRequest:
     default = step.settings.get("default")
     if default is not None:
         notes.append(f"Without one it is {str(default)!r}.")
-    # The question expires with the run.
-    ttl_ms = max(1, call.bound.bell.remaining_ms(monotonic_ns())) if call.bound.bell else 0
-    if ttl_ms and call.bound.source is call.bound.bell:
-        ttl_ms = call.bound.limit_ms
     return ProposalRequest(
         Kind.QUESTION,
         title or "(no question)",
         "\n\n".join(notes)[:TEXT_LIMIT],
         choices=tuple(str(choice) for choice in step.settings.get("choices") or ()),
         default=default,
-        policy=Policy(ttl_ms=ttl_ms, when_expired="expire" if default is None else "default"),
+        policy=Policy(ttl_ms=step.clocks.timeout_ms or 0, when_expired="expire" if default is None else "default"),
     )
 
 

@@ -11,7 +11,8 @@ docs/design.md: R41.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..core.clocks import LATEST_MS, WallTime
@@ -35,6 +36,7 @@ from ..core.proposal import (
     apply_use,
     apply_withdrawal,
     digest,
+    must_be_open,
 )
 from ..core.value_types import replace, value
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
@@ -67,6 +69,8 @@ class NewProposal:
     since: WallTime | None = None
     """The beginning of the run whose question has this key. Its proposal is found again however it ended; an older one
     belongs to another run."""
+    until: WallTime | None = None
+    """The end of the work that asks. The proposal does not outlive it."""
 
 
 @value
@@ -131,6 +135,17 @@ class Proposals(Table):
 
         return self._change(id, now, lambda proposal: apply_extension(proposal, by_ms, by), "extended", details, by)
 
+    def follow(self, id: str, until: WallTime, now: WallTime) -> Proposal:
+        """Move the end with the later end of the work that asks. Raises Failure unless it is open and ends later."""
+
+        def step(proposal: Proposal) -> Proposal:
+            must_be_open(proposal)
+            if (expires_at := proposal.expires_by(until)) <= proposal.expires_at:
+                raise Failure("NOT_EXTENDABLE", f"{id} does not end later")
+            return replace(proposal, expires_at=expires_at)
+
+        return self._change(id, now, step, "extended", lambda changed: {"expires_at": changed.expires_at.iso()})
+
     def use(
         self, id: str, action_hash: str, now: WallTime, runner: Runner | None = None, *, unanswered: bool = False
     ) -> Proposal:
@@ -145,11 +160,31 @@ class Proposals(Table):
         """Record that a job runner runs the approved action."""
         return self._change(id, now, lambda old: replace(old, runner=runner), "started", {"job_id": runner.job_id})
 
-    def record_outcome(self, id: str, outcome: ActionOutcome) -> Proposal:
-        """Record the outcome of an approved action. Raises Failure if it was not started or has an outcome."""
+    def record_outcome(self, id: str, outcome: ActionOutcome, *, unused: bool = False) -> Proposal:
+        """Record the outcome of an approved action, or of an `unused` approval. Raises Failure: see `apply_outcome`."""
         action = "succeeded" if outcome.ok else "failed"
         details = {} if outcome.ok else {"code": outcome.code}
-        return self._change(id, outcome.at, lambda old: apply_outcome(old, outcome), action, details)
+        return self._change(id, outcome.at, lambda old: apply_outcome(old, outcome, unused=unused), action, details)
+
+    def end_run(self, asked_by: str, run_id: str, now: WallTime, unheard: Collection[str] = ()) -> None:
+        """Withdraw the open proposals of a run that ends, and record which approvals had no effect.
+
+        `unheard` has the questions whose answers were not read.
+        """
+        query = (
+            "SELECT id, dispatched FROM proposals WHERE asked_by = ? AND key > ? AND key < ? AND runner IS NULL "
+            "AND used_at IS NULL AND outcome IS NULL AND status IN ('pending', 'approved', 'modified')"
+        )
+        with self._database.read() as transaction:
+            rows = transaction.execute(query, (asked_by, f"{run_id}/", f"{run_id}0")).fetchall()  # `0` follows `/`
+        too_late = ActionOutcome(False, now, "CANCELLED", f"run {run_id} ended before it used this decision")
+        for id, is_dispatched in rows:
+            try:
+                self.withdraw(id, asked_by, now)
+            except Failure as failure:
+                if failure.code == "ALREADY_DECIDED" and (is_dispatched or id in unheard):
+                    with suppress(Failure):  # rejected
+                        self.record_outcome(id, too_late, unused=True)
 
     def note(self, id: str, action: str, details: dict[str, Any], now: WallTime, by: str) -> Proposal:
         """Append an entry about a proposal that stays as it is."""
@@ -260,13 +295,6 @@ class Proposals(Table):
         return deleted
 
     # --- queries --------------------------------------------------------------------------------------------
-
-    def open_of_run(self, asked_by: str, run_id: str) -> list[str]:
-        """Return the ids of the open proposals of a run's steps."""
-        query = "SELECT id, key FROM proposals WHERE asked_by = ? AND key IS NOT NULL AND status = 'pending'"
-        with self._database.read() as transaction:
-            rows = transaction.execute(query, (asked_by,))
-            return [decode_text(id) for id, key in rows if decode_text(key).startswith(f"{run_id}/")]
 
     def was_used(self, asked_by: str, key: str) -> bool | None:
         """Return whether an action was dispatched with a proposal under this key; None if there is none."""
@@ -428,18 +456,18 @@ def _attach_or_create(
         return old
     if limits is not None and (refusal := _find_full(transaction, new.asked_by, now, limits)) is not None:
         return refusal
-    expires_at = now + ask.policy.ttl_ms if ask.policy.ttl_ms else WallTime(LATEST_MS)
+    status, seq = ProposalStatus.PENDING, next_seq(transaction)
+    made = Proposal(new.id, ask, new.asked_by, new.key, action_hash, status, now, now, seq=seq)
+    made = replace(made, expires_at=made.expires_by(new.until))
     details = {
         "kind": ask.kind.value,
         "title": ask.title,
         "operation": ask.operation,
         "action_hash": action_hash,
-        "expires_at": expires_at.iso(),
+        "expires_at": made.expires_at.iso(),
         "key": new.key,
         "ask": digest(text),
     }
-    status, seq = ProposalStatus.PENDING, next_seq(transaction)
-    made = Proposal(new.id, ask, new.asked_by, new.key, action_hash, status, now, expires_at, seq=seq)
     _insert(transaction, made, text)
     _append(transaction, now, "proposed", new.id, new.asked_by, details)
     return made

@@ -20,13 +20,14 @@ from ..core.overtime import OvertimeError
 from ..core.value_types import field, record, replace
 from ..process.unsupervised import read_error_output
 from ..providers.command import SHELL, CommandStep, ToolStep
-from ..providers.provider import STEP_TYPES, Reaction, StepPart, Unit, duration_ms
+from ..providers.provider import STEP_TYPES, Approval, Reaction, StepPart, Unit, duration_ms
 from ..providers.workflow import WorkflowStep
 from .finally_check import NO_PERSON, check_finally, check_reserve, find_person_inside
 from .loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, Loaded, Path_, Source, suggest, try_load
 from .plan import (
     Plan,
     PlannedStep,
+    approval_ttl_ms,
     behind_all,
     clean_up_steps,
     clean_up_wants_ms,
@@ -270,7 +271,7 @@ def _check_file(
         _check_models,
     ):
         yield from islice(check(workflow), FINDINGS_LIMIT)
-    yield from _check_questions(workflow, unattended)
+    yield from _check_questions(workflow, unattended, run_timeout_ms(workflow, timeout_ms))
     for name, why in find_wrong_defaults(workflow):
         yield Finding("input/default", why, ("inputs", name, "default"))
     yield from islice(check_templates(workflow, prompts=prompts), FINDINGS_LIMIT)
@@ -641,8 +642,15 @@ def _check_function(path: Path_, written: object, folder: Path, default: str = "
                 yield Finding(rule, f"there is no {name!r} in {place}", path, suggestion=hint)
 
 
-def _check_questions(workflow: WorkflowFile, unattended: bool) -> Iterator[Finding]:
+def _check_questions(workflow: WorkflowFile, unattended: bool, run_ms: int | None) -> Iterator[Finding]:
     for step_id, step in workflow.steps.items():
+        is_written = isinstance(step.approval, Approval) and "ttl" in step.approval.model_dump(exclude_unset=True)
+        if is_written and run_ms and approval_ttl_ms(step) > run_ms:
+            written, has = format_duration(approval_ttl_ms(step)), format_duration(run_ms)
+            message = f"a person has no {written} to decide: the run has {has}, and its deadline counts while it waits"
+            hint = "give the run a longer timeout, or the approval a shorter ttl"
+            path = ("steps", step_id, "approval", "ttl")
+            yield Finding("human/outlasts-run", message, path, suggestion=hint, is_error=False)
         if step.type != "human-input":
             continue
         choices, default = getattr(step, "choices", None), getattr(step, "default", None)

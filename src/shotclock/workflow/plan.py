@@ -15,7 +15,7 @@ from ..core.clocks import DEFAULT_GRACE_MS, DEFAULT_RESERVE_MS, DEFAULT_WIND_DOW
 from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import field, value
 from ..providers.command import ToolStep
-from ..providers.provider import STEP_TYPES, Dependency, StepPart, StepRetry, duration_ms
+from ..providers.provider import STEP_TYPES, Approval, Dependency, StepPart, StepRetry, duration_ms
 from .schema import WorkflowFile, calls_of
 from .templates import mentions
 
@@ -139,6 +139,7 @@ class PlannedStep:
     is_finally: bool = False
     any_end: frozenset[str] = frozenset()  # the dependencies of which any end is enough
     rounds: int | None = 1  # of the items; None if they are not known yet
+    approval_ms: int = 0  # the longest wait for its approval, before it begins
 
     @property
     def worst_ms(self) -> int | None:
@@ -154,6 +155,12 @@ class Plan:
     clean_up_ms: int = 0
     finally_ms: int = 0
     finally_path: tuple[str, ...] = ()  # the longest chain of `finally` steps
+
+    @property
+    def people_ms(self) -> int:
+        """The longest waits for approvals along the critical path, which `worst_ms` does not count."""
+        waits_ms = sum(step.approval_ms for step in self.steps if step.id in self.critical_path)
+        return waits_ms if self.run_timeout_ms is None else min(waits_ms, self.run_timeout_ms)
 
     def step(self, step_id: str) -> PlannedStep:
         return next(step for step in self.steps if step.id == step_id)
@@ -210,6 +217,11 @@ def timeout_key(step: StepPart) -> str:
     """Return the key of the step's timeout. The key of its type precedes `timeout`."""
     own = STEP_TYPES[step.type].timeout_key
     return own if attrgetter(own)(step) is not None or step.timeout is None else "timeout"
+
+
+def approval_ttl_ms(step: StepPart) -> int:
+    written = Approval() if step.approval is True else step.approval
+    return max(1, duration_ms(written.ttl, "s")) if isinstance(written, Approval) else 0
 
 
 def written_timeout(step: StepPart) -> object:
@@ -406,6 +418,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
             step_id in last_steps,
             ends_awaited(step),
             rounds,
+            approval_ttl_ms(step) if inside_ms is None else min(approval_ttl_ms(step), inside_ms),
         )
     last = max(planned.values(), key=_by_end) if planned else None
     path = [] if last is None else [last.id]

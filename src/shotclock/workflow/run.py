@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure
 from ..core.overtime import ObserverKind
-from ..core.proposal import Proposal, result_of
+from ..core.proposal import result_of
 from ..core.trace import TraceContext
 from ..core.value_types import entity, field, replace, value
 from ..core.visible_text import looks_secret
@@ -365,8 +365,8 @@ class _Run:
                         scheduler.notes += notes
                 except Exception as error:  # the store failed, or a bug
                     ended_by = error
-                if self.caller.outer is None and not scheduler.is_parked and context.person_wait.unanswered:
-                    await _withdraw(context.person_wait.unanswered, context.inbox())
+                if not scheduler.is_parked:
+                    await asyncio.to_thread(_end_proposals, self.store, context.run_id, context.person_wait.unheard)
         finally:
             current_scope.reset(token)
         if scheduler.is_parked:
@@ -624,13 +624,9 @@ class OpenedInbox:
             await self._inbox.close()
 
 
-async def _withdraw(proposals: Iterable[Proposal], inbox: Inbox) -> None:
-    for proposal in proposals:
-        try:
-            await inbox.withdraw(proposal.id, Principal.local())
-        except Failure as failure:
-            if failure.code.startswith("STORE_"):
-                return  # the next write would fail as well; other failures mean that it was decided
+def _end_proposals(store: Store, run_id: str, unheard: Collection[str] = ()) -> None:
+    with contextlib.suppress(Failure):  # the store cannot be used: they expire with the time of the run
+        store.proposals.end_run(Principal.local().name, run_id, wall_time(), unheard)
 
 
 async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> Envelope:
@@ -656,10 +652,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     except Failure as failure:
         refusal = refusal or str(failure)
     recorded = await asyncio.to_thread(resume_states, workflow, states, store, run)
-    asker = Principal.local().name
-    for proposal_id in await asyncio.to_thread(store.proposals.open_of_run, asker, run_id):
-        with contextlib.suppress(Failure):  # decided or expired just now
-            await asyncio.to_thread(store.proposals.withdraw, proposal_id, asker, wall_time())
+    await asyncio.to_thread(_end_proposals, store, run_id)
     request = RunRequest(workflow, run.file, Path(run.file).parent, run.id, run.inputs, rerun=run.rerun)
     # The run's own time may be over; clean-up has its own limit.
     call = _admit(request, 0, TraceContext(run.trace_id))

@@ -145,7 +145,7 @@ class PersonWait:
         self.budget_ms = budget_ms
         self.waiting: dict[str, Proposal | ForeignProposal] = {}
         self.parked_on: dict[str, Proposal | ForeignProposal] = {}
-        self.unanswered: list[Proposal] = []  # proposals that no step waits for any more, perhaps undecided
+        self.unheard: list[str] = []  # proposals of steps that were stopped while they waited, perhaps decided since
         self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.schedulers: list[Scheduler] = []  # of the run and the runs inside it
         self._at_work = 0
@@ -166,10 +166,11 @@ class PersonWait:
         try:
             with self._counted(-1):
                 yield
+        except BaseException:
+            self.unheard.append(proposal.id)
+            raise
         finally:
-            left = self.waiting.pop(key)
-            if isinstance(left, Proposal):
-                self.unanswered.append(left)
+            del self.waiting[key]
             self._look()
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ import asyncio
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import Token
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -62,21 +62,26 @@ class StepApproval:
         self._bound: Token[Mapping[str, str]] | None = None
 
     async def ask(
-        self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int, deadline: Deadline | None
+        self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int, find_end: Callable[[], Deadline | None]
     ) -> RenderedStep | AnsweredTry:
         """Return the approved step, perhaps modified, or the end of a step that may not begin."""
         scope = current_scope.get()
         owner = "run" if scope is None else scope.name
         # It waits until that very deadline: the run has already kept the time for its end.
         clocks = Clocks(timeout_ms=0, reserve_ms=0)
-        admission = admit(f"step {step_id}", clocks, parent=deadline, parent_owner=owner)
+
+        def begin() -> Call:
+            return admit(f"step {step_id}", clocks, parent=find_end(), parent_owner=owner)
+
+        admission = begin()
+        wait = RunWait(self._key, self._run.began_at, self._run.person_wait.waits, begin)
         try:
-            return await self._ask_and_use(step_id, step, rendered, tries, admission)
+            return await self._ask_and_use(step_id, step, rendered, tries, admission, wait)
         except Failure as failure:
             return AnsweredTry(answer(admission, refusal_outcome(failure)), rule="approval/failed")
 
     async def _ask_and_use(
-        self, step_id: str, step: StepPart, written: RenderedStep, tries: int, admission: Call
+        self, step_id: str, step: StepPart, written: RenderedStep, tries: int, admission: Call, wait: RunWait
     ) -> RenderedStep | AnsweredTry:
         # The step runs in the directory that was shown, even if a link leads elsewhere by then.
         rendered = await asyncio.to_thread(_with_real_paths, step, written)
@@ -85,15 +90,15 @@ class StepApproval:
         if used is not None and used.ask.action_hash == ask.action_hash:
             return self._bind(rendered, _changes(ask, used, rendered.settings))
         self.used = None
-        wait = RunWait(self._key, self._run.began_at, self._run.person_wait.waits, lambda: admission)
         waited = await ask_and_wait(self._inbox, ask, Principal.local(), wait)
         proposal = waited.proposal
-        if proposal.status is ProposalStatus.EXPIRED and ask.policy.when_expired == "default":
+        if proposal.allows_unanswered:
             if await self._inbox.use(proposal.id, ask.action_hash, unanswered=True):
                 self.used = proposal.id
             return self._bind(rendered, {})
         if not proposal.status.allows:
-            return AnsweredTry(answer(admission, waited.outcome()), rule=f"approval/{proposal.status}")
+            rule = "pending" if waited.is_late else proposal.status
+            return AnsweredTry(answer(admission, waited.outcome()), rule=f"approval/{rule}")
         changed = _changes(ask, proposal, rendered.settings)
         if (wrong := _find_wrong(step, changed)) is not None:
             problem = Problem("ARG_ERROR", f"the operator's change does not fit: {wrong}", "validation")

@@ -9,6 +9,7 @@ import re
 import traceback
 from collections import ChainMap
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +188,8 @@ class StepExecutor:
             return await self._try_repeatedly(work)
         approval = StepApproval(self._run, state.key_in(self._run.run_id), used=state.proposal_id)
         rendered = await self.renderer.render_step(step, self._with_deadline(work))
-        tries, deadline = most_tries(self._workflow, step), self._run.deadlines.of(work.name)
-        approved = await approval.ask(state.id, step, rendered, tries, deadline)
+        tries, find_end = most_tries(self._workflow, step), partial(self._run.deadlines.of, work.name)
+        approved = await approval.ask(state.id, step, rendered, tries, find_end)
         if isinstance(approved, AnsweredTry):
             return self._record_try(step, state, approved)
         state.proposal_id, work.approved, work.approval = approval.used, approved, approval

@@ -309,7 +309,12 @@ class Operators:
         }
 
     async def _get(self, request: Request, principal: Principal) -> dict[str, Any]:
-        return await _compared(await self._find_visible(request, principal), principal)
+        return await self._compared(await self._find_visible(request, principal), principal)
+
+    async def _compared(self, proposal: Proposal, principal: Principal) -> dict[str, Any]:
+        """Return the whole proposal, compared to the file as it is now."""
+        compared = await asyncio.to_thread(compared_with, proposal, principal)
+        return {"proposal": whole(proposal, principal, compared, await self._inbox().find_last_use(proposal))}
 
     async def _find_visible(self, request: Request, principal: Principal) -> Proposal:
         """Raises PROPOSAL_NOT_FOUND unless the principal may see it."""
@@ -360,7 +365,7 @@ class Operators:
         decider = replace(principal, via="HTTP")
         decision = read_decision(body)
         proposal = await decide(id, decision, decider, Confirmation(action_hash, typed))
-        return {"proposal": whole(proposal, principal)}
+        return {"proposal": whole(proposal, principal, None, await self._inbox().find_last_use(proposal))}
 
     async def _check(self, request: Request, principal: Principal) -> dict[str, Any]:
         principal.must_be_operator()
@@ -380,7 +385,7 @@ class Operators:
         by_ms = read_number((await read_body(request)).get("by_ms"), "by_ms", 1, 2**53)
         id = request.path_params["id"]
         await self._must_not_be_of_engine(id, "extended")
-        return await _compared(await self._inbox().extend(id, by_ms, principal), principal)
+        return await self._compared(await self._inbox().extend(id, by_ms, principal), principal)
 
     async def _withdraw(self, request: Request, principal: Principal) -> dict[str, Any]:
         await read_body(request)
@@ -453,11 +458,6 @@ class Operators:
             return await self._engine.order(order)
         holder = await asyncio.to_thread(_find_holder, store, named)
         return await asyncio.to_thread(ask_holder, store.home, holder, order.as_request())
-
-
-async def _compared(proposal: Proposal, principal: Principal) -> dict[str, Any]:
-    """Return the whole proposal, compared to the file as it is now."""
-    return {"proposal": whole(proposal, principal, await asyncio.to_thread(compared_with, proposal, principal))}
 
 
 def _text_or_none(body: dict[str, Any], key: str) -> str | None:

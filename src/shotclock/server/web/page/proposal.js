@@ -11,12 +11,18 @@ const OVER = new Set(["ALREADY_DECIDED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN
 
 // What became of what was approved. Only what is known is said.
 const RUNS = {
-  not_started: "Not run yet: the agent has to call again.", running: "Running", succeeded: "Succeeded", failed: "Failed",
+  not_started: "Approved, waits for the agent to call again, or for its run", running: "Running", succeeded: "Succeeded", failed: "Failed",
   unknown: "It began, and its process is gone: nobody knows how far it came.",
 };
 
 // A run on Temporal, and one that still waits, continue by themselves.
-const runState = (run) => run.run_id ? ["Not run yet: its run continues by itself, a parked local one with: ", el("code", {}, `shotclock run --resume ${run.run_id}`)] : RUNS[run.state];
+function runState({ run, decided_at }) {
+  if (run.state === "missed") return run.run_id ? "Not run: its run has ended, or has no time left" : "Not run: the agent did not call again in time";
+  const until = run.until ? [" · ", countdown({ created_at: decided_at, expires_at: run.until }, { words: true })] : null;
+  if (run.state !== "not_started") return RUNS[run.state];
+  if (run.run_id) return ["Not run yet: its run continues by itself, a parked local one with: ", el("code", {}, `shotclock run --resume ${run.run_id}`), until];
+  return [run.until ? "Approved, waits for the agent to call again" : RUNS.not_started, until];
+}
 
 const namedErrors = (errors) => errors.map(({ field, message }) => `${field.replace(/^arguments\./, "")}: ${message}`).join("; ");
 
@@ -109,7 +115,7 @@ export class ProposalView {
       el("p", {}, el("strong", {}, said), p.decided_by ? [" by ", el("bdi", {}, mine ? "you" : marked(p.shown.decided_by)), p.decided_via ? [" via ", el("bdi", {}, marked(p.shown.decided_via))] : null, " · ", moment(p.decided_at)] : null),
       d && d.answer != null ? el("p", { class: "answer" }, "Answer: ", el("strong", {}, marked(p.shown.answer))) : null,
       d && d.notes ? el("blockquote", {}, marked(p.shown.notes)) : null);
-    if (p.run) box.append(el("p", { class: `run ${p.run.state}` }, p.status === "expired" ? "It went on, as its rules say. " : null, el("strong", {}, runState(p.run)),
+    if (p.run) box.append(el("p", { class: `run ${p.run.state}` }, p.status === "expired" ? "It went on, as its rules say. " : null, el("strong", {}, runState(p)),
       p.run.at ? [" · ", moment(p.run.at)] : null,
       p.run.state === "failed" ? [": ", el("code", {}, p.run.code), " ", marked(p.shown.run || "")] : null));
     if (d && p.status === "modified") {
