@@ -157,11 +157,15 @@ def test_a_mistake_on_a_terminal_is_one_line_on_stderr(on_terminal: Any):
 # --- where the envelope goes ----------------------------------------------------------------------
 
 
-def test_the_version_is_data_off_a_terminal_and_a_line_on_one(shotclock: Any, on_terminal: Any, validate_envelope: Any):
+def test_the_version_is_a_line_everywhere_and_data_where_it_is_asked_for(
+    shotclock: Any, on_terminal: Any, validate_envelope: Any
+) -> None:
     from shotclock import __version__
 
-    assert validate_envelope(shotclock("--version").json())["data"] == {"version": __version__}
+    assert shotclock("--version").stdout.decode() == f"shotclock {__version__}\n"
     assert on_terminal("--version", streams=("stdout",)).screen == f"shotclock {__version__}\n"
+    for words in (("--version", "--json"), ("--format", "json", "--version")):
+        assert validate_envelope(shotclock(*words).json())["data"] == {"version": __version__}
 
 
 def test_every_response_has_the_clock_it_ran_under(shotclock: Any, validate_envelope: Any):

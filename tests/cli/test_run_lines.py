@@ -203,8 +203,43 @@ def test_the_last_lines_of_a_parked_run_are_the_commands_that_approve_and_contin
     last = [re.sub(r"p-\w+|\d{4}-[\w:.-]+Z", "…", line) for line in ran.stderr.decode().splitlines()[-5:]]
     assert ran.code == 14 and last[:4] == [
         "◌ CI waits for a person:",
-        "  Run step ship: shotclock inbox approve …",
+        "  Run step ship of CI: shotclock inbox approve …",
         "  then, until …:",
         "  shotclock run --resume r",
     ]
     assert "it can continue until" in last[4]
+
+
+def test_a_step_that_waits_for_a_person_says_so_with_the_command_and_not_that_it_runs(
+    shotclock: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "flow.yaml").write_text("steps: {ship: {exec: echo x, approval: true}}")
+    words = ("--run-id", "r", "--budget", "1s", "--format", "text")
+    ran = shotclock("run", tmp_path / "flow.yaml", *words, env={"SHOTCLOCK_HOME": str(tmp_path / "home")})
+    said = [re.sub(r"p-\w+", "p-…", line) for line in ran.stderr.decode().splitlines()]
+    assert said[0] == "◌ ship waits for p-…: shotclock inbox approve p-…" and "… ship running" not in said
+
+
+def test_a_sign_of_life_names_the_proposal_that_a_step_waits_for(tmp_path: Path) -> None:
+    waiting = StepState("ship", "command", Status.RUNNING, waits_for=["p-1", "p-2"])
+    decided = StepState("ship", "command", Status.RUNNING, waited_ms=2_000)
+    with open(tmp_path / "err", "wb", buffering=0) as file:
+
+        async def write() -> None:
+            where = "--on temporal://127.0.0.1:7233"
+            async with RunLines(Outlet(file.fileno()), shows_output=True, heartbeat_s=0.3, where=where) as lines:
+                lines.note_change(waiting)
+                await wait_for_lines(tmp_path / "err", 2)
+                lines.note_change(decided)
+
+        asyncio.run(write())
+    first, second, *_, last = (tmp_path / "err").read_text().splitlines()
+    waits = "ship waits for p-1 and 1 more: shotclock inbox approve p-1 --on temporal://127.0.0.1:7233"
+    assert first == f"◌ {waits}" and second.startswith(f"… running: {waits} ")
+    assert last == "… ship running, waited 2s"
+
+
+async def wait_for_lines(file: Path, count: int) -> None:
+    async with asyncio.timeout(10):
+        while file.read_bytes().count(b"\n") < count:
+            await asyncio.sleep(0.02)

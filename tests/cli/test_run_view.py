@@ -111,6 +111,27 @@ def test_a_view_shows_the_last_line_of_each_running_step(
     assert not re.search(r"running  \d", ESCAPES.sub("", followed.screen)), "the view was drawn as well"
 
 
+ITEMS = """\
+name: items
+timeout: 60s
+steps:
+  test:
+    exec: "sleep {{ matrix.s }}; test {{ matrix.s }} != 1"
+    timeout: 9s
+    matrix: {s: [1, 3, 4]}
+"""
+
+
+def test_a_view_shows_the_running_items_of_a_step_with_their_own_clocks(
+    flow: Callable[..., str], on_terminal: Callable[..., Seen]
+) -> None:
+    seen = on_terminal("run", flow(ITEMS), streams=("stderr",), within_s=RUN_LIMIT_S)
+    plain = ESCAPES.sub("", seen.screen)
+    assert re.search(r"test  1 of 3 items, 1 bad", plain), plain
+    left = [float(text) for text in re.findall(r"\[2\] s: 4  [━─]+ (\d+\.\d)s left", plain)]
+    assert len(left) >= 4 and left == sorted(left, reverse=True) and left[0] <= 9.0, plain
+
+
 NEGOTIATED = """\
 name: negotiated
 steps:
@@ -141,7 +162,7 @@ def test_a_view_says_what_a_step_is_at_and_why_it_went_wrong(
     assert re.search(r"^.*a-name-tha…\S+  \d of 6 done, \d running .* left", plain, re.MULTILINE)
     assert re.search(r"tidy +runs only if a reaction starts it", plain)
     assert re.search(r"hang +out of time, stopping  0\.\ds of grace left", plain)
-    assert re.search(r"gate +waits to be approved", plain) and not re.search(r"gate +out of time", plain)
+    assert re.search(r"gate +waits for p-\w+: shotclock inbox", plain) and not re.search(r"gate +out of time", plain)
     assert re.search(r"flaky +try 1 failed, tries again: connection refused", plain)
     assert re.search(r"✓ a-step-with\S*…\S*all-first ", plain) and re.search(r"✓ a-step-with\S*…\S*all-second ", plain)
     after = plain[plain.rindex("✓ a-step-with") :]

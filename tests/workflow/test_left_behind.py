@@ -29,7 +29,7 @@ def test_questions_of_a_run_that_was_stopped_are_taken_back(run: Run, store: Sto
         """
     )
     assert statuses(envelope) == {"question": "cancelled", "gate": "cancelled", "bad": "failed"}
-    assert _asked(store) == dict.fromkeys(("Publish?", "Run step gate"), ProposalStatus.WITHDRAWN)
+    assert _asked(store) == dict.fromkeys(("Publish?", "Run step gate of flow"), ProposalStatus.WITHDRAWN)
 
 
 @pytest.mark.slow
@@ -38,4 +38,4 @@ def test_a_gate_that_outlasts_the_run_is_the_clock_of_the_run(run: Run, store: S
     assert envelope.exit_code == 10 and envelope.code == "TIMEOUT"
     assert step(envelope, "gate")["status"] == "timed_out"
     assert step(envelope, "gate")["error"]["context"]["clock"]["owner"].startswith("run ")
-    assert _asked(store) == {"Run step gate": ProposalStatus.WITHDRAWN}
+    assert _asked(store) == {"Run step gate of flow": ProposalStatus.EXPIRED}

@@ -568,3 +568,54 @@ def test_a_run_that_has_not_ended_is_not_continued_by_a_new_one(flow: Flow) -> N
     assert "shotclock job wait second" in refused["error"]["suggestion"]
     (flow.folder / "go").touch()
     assert started.wait(ANSWER_LIMIT_S)
+
+
+BUILT = """
+    steps:
+      build: {exec: echo build >> audit; mkdir -p out; echo program > out/app; chmod +x out/app, artifacts: [out]}
+      test: {exec: echo test >> audit; test -e mended && cat out/app, depends_on: build}
+    finally:
+      clean: {exec: rm -rf out}
+    """
+
+
+def test_artifacts_of_kept_steps_are_put_back_where_the_step_had_left_them(flow: Flow) -> None:
+    flow.write(BUILT)
+    assert not flow.first()["ok"] and not (flow.folder / "out").exists()
+    second = flow.run("--rerun-failed", "first", "--run-id", "second")
+    assert flow.did == ["test"] and "mended" not in str(second["data"]["steps"]["build"]["output"])
+    (flow.folder / "mended").touch()
+    third = flow.run("--rerun-failed", "second")
+    assert third["ok"] and flow.did == ["test"] and third["data"]["steps"]["test"]["output"] == "program"
+    [restored] = third["data"]["rerun"]["restores"]
+    assert (restored["step"], restored["to"]) == ("build", str(flow.folder / "out/app"))
+
+
+def test_a_restored_program_can_be_run_and_a_file_that_is_still_there_is_left_alone(flow: Flow) -> None:
+    flow.write(BUILT.replace("rm -rf out", "'true'").replace("&& cat out/app", "&& test -x out/app"))
+    flow.first()
+    (flow.folder / "mended").touch()
+    before = (flow.folder / "out/app").stat().st_ino
+    assert flow.rerun()["data"]["rerun"]["restores"] == []
+    assert (flow.folder / "out/app").stat().st_ino == before
+    (flow.folder / "mended").unlink()
+    flow.run(str(flow.file), "--run-id", "again")
+    (flow.folder / "out/app").unlink()
+    (flow.folder / "mended").touch()
+    assert flow.run("--rerun-failed", "again")["ok"], "it is not executable"
+
+
+@pytest.mark.parametrize("change", ["edited", "deleted"])
+def test_a_step_runs_again_where_its_artifacts_can_not_be_restored(change: str, flow: Flow) -> None:
+    flow.write(BUILT if change == "deleted" else BUILT.replace("rm -rf out", "'true'"))
+    flow.first()
+    (flow.folder / "mended").touch()
+    if change == "edited":
+        (flow.folder / "out/app").write_text("mine")
+    else:
+        [copy] = (flow.home / "artifacts" / "first").rglob("app")
+        copy.unlink()
+    ended = flow.rerun()
+    assert ended["ok"] and flow.did == ["build", "test"]
+    said = {"edited": "its artifact out/app is another file now", "deleted": "its artifact out/app is gone"}
+    assert why(ended)["build"] == said[change]

@@ -20,7 +20,7 @@ from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns, wall_time
 from ..store.store import Store
 from ..workflow.plan import Groups, ends_awaited, grace_ms, graph_of, is_per_item, most_tries, needs
-from ..workflow.report import MARKS, brief, news_in_words, noteworthy, why_failed
+from ..workflow.report import MARKS, brief, news_in_words, noteworthy, wait_in_words, why_failed
 from ..workflow.schema import WorkflowFile
 from ..workflow.state import Status, StepState
 from ..workflow.step_log import read_records
@@ -175,9 +175,13 @@ class View:
         room = max(4, self._console.height - SPARE_LINES)
         names = self._graph if len(self._graph) < room else self._choose_steps(room - 2)
         lines = [self._header(now_ns)]
+        spare = room - len(names)
         for name in names:
             state = self._states.get(name)
             lines.append(self._waiting(name) if state is None else self._row(state, now_ns))
+            items = self._item_rows(state, now_ns)[:spare] if state is not None and name in self._running else []
+            spare -= len(items)
+            lines += items
         if len(names) < len(self._graph):
             waiting = len(self._graph) - len(self._running) - len(self._finished)
             hidden = len(self._running.keys() - set(names))
@@ -243,7 +247,8 @@ class View:
             return self._running_row(state, clock, now_ns)
         line = self._begin_line(state.id, state.status)
         if state.started_ms is not None and state.duration_ms is not None:
-            line.append(brief(state.duration_ms))
+            line.append(brief(state.duration_ms - state.waited_ms))
+            line.append(f", waited {brief(state.waited_ms)}" if state.waited_ms else "")
             if state.attempts > 1 and not self._is_per_item(state.id):
                 line.append(f", {state.attempts} tries")
             line.append("  ")
@@ -262,13 +267,11 @@ class View:
 
     def _running_row(self, state: StepState, clock: _TryClock, now_ns: int) -> Text:
         clock.look(state, now_ns)
-        line = self._begin_line(state.id, Status.RUNNING)
+        line = self._begin_line(state.id, Status.PARKED if state.waits_for else Status.RUNNING)
         step = self._workflow.steps[state.id]
         step_grace_ms = grace_ms(self._workflow, step)
-        if (
-            step.approval and not self._is_per_item(state.id) and not state.attempts
-        ):  # its own clock starts with the first try
-            return line.append("waits to be approved: shotclock inbox list", "yellow")
+        if state.waits_for and not state.items:
+            return line.append(wait_in_words(state.waits_for), "yellow")
         if state.type == "human-input":
             line.append("asks a person  ", "yellow")
         if self._stopped_ns is not None and clock.began_ns <= self._stopped_ns:
@@ -283,6 +286,10 @@ class View:
         if self._deadline_ns is not None:
             limits.append(max(0, (self._deadline_ns - clock.began_ns) // 1_000_000))
         spent_ms = (now_ns - clock.began_ns) // 1_000_000
+        if state.items:
+            ended = [item.status for item in state.items if item.status.is_final]
+            bad = sum(status.is_bad for status in ended)
+            line.append(f"{len(ended)} of {len(state.items)} items" + f", {bad} bad" * bool(bad) + "  ")
         if limits and spent_ms > min(limits):
             _append_stopping(line, "out of time, stopping", min(limits) + step_grace_ms - spent_ms)
         elif limits:
@@ -296,6 +303,23 @@ class View:
         if (printed := self._printed.get(state.id)) is not None:
             line.append(f"  {printed}", "bright_black")
         return line
+
+    def _item_rows(self, state: StepState, now_ns: int) -> list[Text]:
+        """Return a line for each running item, with its own clock."""
+        rows = []
+        for item in state.items:
+            if item.status is not Status.RUNNING:
+                continue
+            line = Text(f"    {item.id.removeprefix(state.id)} {item.label}  ", no_wrap=True, overflow="ellipsis")
+            spent_ms = (now_ns - item.try_began_ns) // 1_000_000 if item.try_began_ns else 0
+            if item.waits_for:
+                line.append(wait_in_words(item.waits_for), "yellow")
+            elif state.timeout_ms:
+                line.append_text(_draw_countdown(max(0, state.timeout_ms - spent_ms), state.timeout_ms))
+            else:
+                line.append(f"{_format_ticking(spent_ms)}, no limit")
+            rows.append(line.append(f"  try {item.attempts}" if item.attempts > 1 else "", "yellow"))
+        return rows
 
     def _is_per_item(self, name: str) -> bool:
         return is_per_item(self._workflow, self._workflow.steps[name])

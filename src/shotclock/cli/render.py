@@ -63,8 +63,6 @@ def draw(name: str, data: Any, *, to_stderr: bool = False) -> str:
 
 def _draw(name: str, data: Any, console: Console) -> None:
     match name:
-        case "shotclock":
-            console.print(f"shotclock {data['version']}")
         case "schema":
             console.print(json.dumps(data, indent=2), soft_wrap=True)
         case "errors":
@@ -428,9 +426,9 @@ def _worth_showing(steps: list[dict[str, Any]], on_path: set[str]) -> list[dict[
 
 def _row(step: dict[str, Any], names: int, room: int, end_ms: int, *, has_p95: bool) -> Text:
     status = Status(step["status"])
-    took = "" if step["duration_ms"] is None else brief(step["duration_ms"])
+    took = "" if step["duration_ms"] is None else brief(step["duration_ms"] - step["uncounted_ms"])
     budget = f"/ {brief(step['budget_ms'])}" if step["budget_ms"] and step["started_ms"] is not None else ""
-    line = Text(f"{MARKS[status]} ", COLOURS[status])
+    line = Text(f"{MARKS[Status.PARKED if step['waits_for'] else status]} ", COLOURS[status])
     line += Text(f"{one_line(step['id'], 28):<{names}} ") + Text(f"{took:>8} ", "bold")
     if has_p95:
         p95 = "" if step["p95_ms"] is None else f"p95 {brief(step['p95_ms'])}"
@@ -442,11 +440,12 @@ def _row(step: dict[str, Any], names: int, room: int, end_ms: int, *, has_p95: b
     if step["started_ms"] is None:
         return line + Text(" " * start + "○", COLOURS[status])
     used = max(1, min(room - start, round((step["duration_ms"] or 0) * room / end_ms)))
-    spare = 0
+    spare, waited = 0, min(used, round(step["waited_ms"] * room / end_ms))
     if step["budget_ms"]:
-        spare = max(0, min(room - start, round(step["budget_ms"] * room / end_ms)) - used)
+        spare = max(0, min(room - start, round((step["budget_ms"] + step["uncounted_ms"]) * room / end_ms)) - used)
     tries = f" ↻{step['attempts']}" if step["attempts"] > 1 and not step["is_per_item"] else ""
-    return line + Text(" " * start) + Text("█" * used, COLOURS[status]) + Text("░" * spare, "bright_black") + tries
+    line += Text(" " * start) + Text("╱" * waited, "yellow") + Text("█" * (used - waited), COLOURS[status])
+    return line + Text("░" * spare, "bright_black") + tries
 
 
 def _print(console: Console, line: Text) -> None:

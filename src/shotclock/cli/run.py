@@ -316,7 +316,8 @@ class _Events:
             return RunLines.unseen()
         in_groups = os.environ.get("GITHUB_ACTIONS") == "true"
         only = self._options.follow or ()
-        return RunLines(Outlet(2), shows_output=not self._options.quiet, in_groups=in_groups, only=only)
+        where = "" if self._options.on is None else self._options.on.on_command_line
+        return RunLines(Outlet(2), shows_output=not self._options.quiet, in_groups=in_groups, only=only, where=where)
 
     def note_change(self, state: StepState) -> None:
         self._write("step", {"id": state.id, **state.to_answer()})

@@ -13,7 +13,7 @@ from ..core.clocks import NS_PER_MS, format_duration
 from ..core.value_types import field, record
 from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns
-from ..workflow.report import MARKS, news_in_words, why_failed
+from ..workflow.report import MARKS, news_in_words, wait_in_words, why_failed
 from ..workflow.state import Status, StepState
 from ..workflow.step_log import read_records
 from .logs import LabelledLines, is_part_of, label_of
@@ -56,12 +56,13 @@ class RunLines:
         in_groups: bool = False,
         only: Sequence[str] = (),
         heartbeat_s: float = HEARTBEAT_S,
+        where: str = "",
     ) -> None:
         """`in_groups`: the output of a step is one group of GitHub Actions, written when the step has ended. `only`:
-        the steps whose output is shown, if not all."""
+        the steps whose output is shown, if not all. `where` is the address of its engine."""
         self._outlet = outlet
         self._shows_output = shows_output and outlet is not None
-        self._in_groups = in_groups
+        self._in_groups, self._where = in_groups, where
         self._only = only
         self._heartbeat_s = heartbeat_s
         self._writer = LabelledLines()
@@ -69,6 +70,7 @@ class RunLines:
         self._running: dict[str, int] = {}
         self._unannounced: dict[str, tuple[int, str]] = {}  # a step whose `if` is false is never announced as running
         self._tries: dict[str, int] = {}
+        self._waits: dict[str, str] = {}
         self._began_ns = self._written_ns = monotonic_ns()
         self._left_out = 0
         self._watching: asyncio.Task[None] | None = None
@@ -96,6 +98,14 @@ class RunLines:
     def note_change(self, state: StepState) -> None:
         if state.status is Status.RUNNING:
             self._running.setdefault(state.id, monotonic_ns())
+            had_waits = self._waits.pop(state.id, None) is not None
+            if state.waits_for:
+                self._waits[state.id] = f"{state.id} {wait_in_words(state.waits_for, self._where)}"
+            if state.waits_for or had_waits:
+                self._unannounced.pop(state.id, None)
+                waits = self._waits.get(state.id)
+                self._write_line(_describe(state) if waits is None else f"{MARKS[Status.PARKED]} {waits}")
+                return
             self._unannounced[state.id] = monotonic_ns(), _describe(state)
             return
         if state.status is Status.SKIPPED:
@@ -164,7 +174,7 @@ class RunLines:
     def _describe_running(self) -> str:
         now_ns = monotonic_ns()
         steps = [
-            f"{name} {format_duration((now_ns - at_ns) // NS_PER_MS // 1000 * 1000)}"
+            f"{self._waits.get(name, name)} {format_duration((now_ns - at_ns) // NS_PER_MS // 1000 * 1000)}"
             for name, at_ns in self._running.items()
         ]
         more = f" and {len(steps) - NAMED} more" if len(steps) > NAMED else ""
@@ -207,7 +217,8 @@ def _escape(text: str, more: str = "") -> str:
 
 
 def _describe(state: StepState) -> str:
-    took = "" if state.duration_ms is None else f" {format_duration(state.duration_ms)}"
+    took = "" if state.duration_ms is None else f" {format_duration(state.duration_ms - state.waited_ms)}"
+    took += f", waited {format_duration(state.waited_ms)}" if state.waited_ms else ""
     why = ""
     if state.error is not None:
         why = f": {one_line(why_failed(state.error), 1000)}"

@@ -104,8 +104,9 @@ def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) 
         envelope = unstarted(table.name.split()[-1], problem, tool=tool)
         return deliver(envelope, wants_json(line.format), program=tool.name)
     if line.command is None:
-        version = Outcome(Ending.FINISHED, data={"version": __version__})
-        return perform(ChildWork(table.name, lambda: version, show=show_drawn), wants_json(line.format))
+        if line.format != "json":
+            return emit_text(f"{table.name} {__version__}\n", 0)
+        return perform(ChildWork(table.name, lambda: Outcome(Ending.FINISHED, data={"version": __version__})), True)
     return run_subcommand(table.name, line.command, line.words, tool=tool)
 
 

@@ -125,7 +125,7 @@ class ProposalRequest:
                 "with": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()},
             }
         else:
-            action = {"answer": self.title, "choices": list(self.choices)}
+            action = {"question": self.title} | ({"choices": list(self.choices)} if self.choices else {})
         if self.surroundings:
             action["where"] = _sort_by_name(self.surroundings)
         return text_of(action)

@@ -434,7 +434,7 @@ class TemporalEngine:
         run, records = make_run(run_id, progress)
         is_parked = ended_at is None and (await self._read_with_nested(progress))["only_waits"]
         run = replace(run, ended_at=ended_at, envelope=envelope, parked_at=now if is_parked else None)
-        made = report_of(run, records, now=now, is_alive=True)
+        made = report_of(run, records, now=now, is_alive=True, where=self.where)
         if made.status is Status.PARKED:
             made = replace(made, why=f"it waits for a person: `shotclock inbox list {self.where}`")
         return made

@@ -268,7 +268,7 @@ class RunWorkflow:
                 if self._is_over_without_worker(name, step, state, error):
                     return
                 continue
-            started_ms = state.started_ms
+            started_ms, waited_ms = state.started_ms, state.waited_ms
             _replace_state(state, StepState.from_record(reply["state"]))
             if reply.get("is_cancelled"):
                 raise asyncio.CancelledError  # the state has the output so far
@@ -286,7 +286,7 @@ class RunWorkflow:
                 if state.is_cut_short:
                     self._deadlines.note_cut_short(name)
                 return
-            state.status, state.started_ms = Status.RUNNING, started_ms
+            state.status, state.started_ms, state.waits_for, state.waited_ms = Status.RUNNING, started_ms, [], waited_ms
             await self._wait_for_answers(name, reply, answers)
             if _is_cancelled():  # its nested runs have ended, and so does it
                 raise asyncio.CancelledError
@@ -467,6 +467,9 @@ class RunWorkflow:
     async def _wait_for_people(self, name: str, proposals: list[JsonObject]) -> list[JsonObject]:
         ids = [proposal["id"] for proposal in proposals]
         self._waiting |= {proposal["id"]: proposal for proposal in proposals}
+        state, began_ns = self._scheduler.states[name], workflow.time_ns()
+        for id in ids:
+            state.begin_wait(id, began_ns)
         self._show_progress()
         try:
             while not self._is_decided(ids):  # again if the run was extended
@@ -477,6 +480,8 @@ class RunWorkflow:
                 if self._waiting[id]["expires_at"] <= now_ms:
                     self._waiting[id] = {**self._waiting[id], "status": "expired"}
         finally:
+            for id in ids:
+                state.end_wait(id, workflow.time_ns())
             decided = [self._waiting.pop(id) for id in ids]
             for each in decided:
                 if each["status"] != "pending" and "record" in each:

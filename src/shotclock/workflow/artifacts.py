@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ..core.clocks import NS_PER_MS
 from ..core.envelope import Warning_, warning
+from ..core.errors import Failure
 from ..core.value_types import field, record
 from ..process.clock import monotonic_ns
 from ..providers.provider import ArtifactPath, StepPart
@@ -77,6 +78,18 @@ class Kept:
 
 def run_folder(home: Path, run_id: str) -> Path:
     return home / ARTIFACTS_FOLDER / log_name(run_id)
+
+
+def restore_artifacts(files: Iterable[Mapping[str, str]]) -> None:
+    """Copy artifacts of an earlier run to their places. Raises Failure."""
+    for each in files:
+        part = f"{each['to']}{_PART_PREFIX}{os.urandom(4).hex()}"
+        try:
+            os.makedirs(os.path.dirname(part), exist_ok=True)
+            shutil.copy(each["from"], part)
+            os.rename(part, each["to"])
+        except OSError as error:
+            raise Failure("FILE_UNWRITABLE", f"{each['to']!r} cannot be restored: {error.strerror}") from None
 
 
 def read_limit(environment: Mapping[str, str]) -> int:

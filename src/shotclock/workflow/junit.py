@@ -46,7 +46,7 @@ def to_junit(report: Report) -> str:
 
 def _case(report: Report, step: ReportedStep) -> Element:
     group = f"{report.name}.finally" if step.is_finally else report.name
-    case = xml.Element("testcase", name=_text(step.id), classname=_text(group), time=_seconds(step.duration_ms or 0))
+    case = xml.Element("testcase", name=_text(step.id), classname=_text(group), time=_seconds(step.worked_ms or 0))
     reason = step.why or WORDS[step.status]
     if step.status is Status.SKIPPED or step.status is Status.PENDING:
         _add(case, "skipped", reason, step.reason or step.status.value)

@@ -646,11 +646,11 @@ def _check_questions(workflow: WorkflowFile, unattended: bool, run_ms: int | Non
     for step_id, step in workflow.steps.items():
         is_written = isinstance(step.approval, Approval) and "ttl" in step.approval.model_dump(exclude_unset=True)
         if is_written and run_ms and approval_ttl_ms(step) > run_ms:
-            written, has = format_duration(approval_ttl_ms(step)), format_duration(run_ms)
-            message = f"a person has no {written} to decide: the run has {has}, and its deadline counts while it waits"
-            hint = "give the run a longer timeout, or the approval a shorter ttl"
+            ttl, has = format_duration(approval_ttl_ms(step)), format_duration(run_ms)
+            message = f"nobody has {ttl} to decide: the run has {has}, and its time runs while it waits"
+            advice = "give the run a longer timeout, or the approval a shorter ttl"
             path = ("steps", step_id, "approval", "ttl")
-            yield Finding("human/outlasts-run", message, path, suggestion=hint, is_error=False)
+            yield Finding("human/outlasts-run", message, path, suggestion=advice, is_error=False)
         if step.type != "human-input":
             continue
         choices, default = getattr(step, "choices", None), getattr(step, "default", None)

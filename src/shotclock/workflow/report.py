@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.clocks import WallTime, format_duration
@@ -78,12 +78,35 @@ class ReportedStep:
     kept_items: int = 0  # of earlier runs
     overtime: list[dict[str, Any]] = field(default_factory=list)  # decisions about its time while it ran
     artifacts: list[dict[str, Any]] = field(default_factory=list)
+    waits_for: list[str] = field(default_factory=list)  # proposals that nobody has decided yet
+    waited_ms: int = 0  # the part of `duration_ms` in which it waited for people
     printed: list[dict[str, Any]] = field(default_factory=list)
     """The ends of both streams of each try: `step` (an item has its own name), `try`, `stdout` and `stderr`."""
 
     @property
     def ended_ms(self) -> int | None:
         return None if self.started_ms is None or self.duration_ms is None else self.started_ms + self.duration_ms
+
+    @property
+    def uncounted_ms(self) -> int:
+        """Return how long it waited for people without using up its time. That of a question is for people."""
+        return 0 if self.type == "human-input" else min(self.waited_ms, self.duration_ms or 0)
+
+    @property
+    def worked_ms(self) -> int | None:
+        return None if self.duration_ms is None else self.duration_ms - self.uncounted_ms
+
+    @property
+    def mark(self) -> str:
+        return MARKS[Status.PARKED if self.waits_for else self.status]
+
+    @property
+    def word(self) -> str:
+        return "waits for a person" if self.waits_for else WORDS[self.status]
+
+    @property
+    def took(self) -> str:
+        return "" if self.worked_ms is None else brief(self.worked_ms)
 
     @property
     def has_failed_the_run(self) -> bool:
@@ -145,7 +168,7 @@ class Report:
 
 def _step_dict(step: ReportedStep) -> dict[str, Any]:
     made = as_dict(step) | {"depends_on": ["|".join(group) for group in step.depends_on]}
-    made["status"] = step.status.value
+    made |= {"status": step.status.value, "uncounted_ms": step.uncounted_ms}
     made["clock"] = None if step.clock is None else as_dict(step.clock)
     shown = step.output_text()
     if len(shown) > OUTPUT_SHOWN:  # it was cut
@@ -160,6 +183,7 @@ def report_of(
     now: WallTime,
     is_alive: bool,
     find_p95: Callable[[Mapping[str, str]], Mapping[str, int]] = lambda types: {},
+    where: str = "",
 ) -> Report:
     """`is_alive`: the process of an unfinished run still exists. `find_p95` returns the p95 of steps in earlier runs by
     the types of the steps."""
@@ -178,7 +202,9 @@ def report_of(
             ran_ms = max(0, elapsed_ms - step.started_ms)
             # The end of a dead process is not known, but no step outlived its clocks.
             limit_ms = worst_ms if not is_alive and worst_ms is not None else ran_ms
-            step = replace(step, duration_ms=min(ran_ms, limit_ms))
+            step = replace(step, duration_ms=ran_ms if step.waits_for else min(ran_ms, limit_ms))
+            if step.waits_for and step.attempts <= 1 and not step.is_per_item:
+                step = replace(step, waited_ms=ran_ms)
         left_ms = None if budget_ms is None or step.started_ms is None else max(0, budget_ms - step.started_ms)
         if step.clock is not None and step.attempts == 1 and not _is_own(step):
             left_ms = step.clock.limit_ms  # the clock that fired has the exact value
@@ -189,7 +215,7 @@ def report_of(
         replace(
             step,
             at_ms=_find_position(step, steps),
-            why=_why(step, steps, cut_off=cut_off),
+            why=_why(step, steps, where, cut_off=cut_off),
             p95_ms=p95.get(step.id),
         )
         for step in steps.values()
@@ -200,12 +226,13 @@ def report_of(
     status = _run_status(run, is_alive)
     error = (run.envelope or {}).get("error")
     data = (run.envelope or {}).get("data")
+    waits = _find_waits(placed) if status is Status.RUNNING else []
     return Report(
         run.id,
         run.name,
         run.file,
         status,
-        _run_why(run, status, error),
+        wait_in_words(waits, where) if waits else _run_why(run, status, error),
         run.created_at,
         run.ended_at,
         now,
@@ -302,7 +329,7 @@ def _critical_path(steps: Mapping[str, ReportedStep], callers: Mapping[str, Coll
     return tuple(reversed(path))
 
 
-def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool) -> str:
+def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], where: str, *, cut_off: bool) -> str:
     if step.clock is not None:
         return f"stopped by {clock_in_words(step)}"
     if step.error is not None:
@@ -323,6 +350,8 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
         return reasons.get(step.reason, step.reason)
     if step.status is Status.RUNNING and cut_off:
         return "it ran when its process died"
+    if step.waits_for:
+        return wait_in_words(step.waits_for, where)
     if step.status is Status.PENDING and step.is_finally and not step.depends_on:
         return "waits for the end of all other steps"
     if step.status is Status.PENDING:
@@ -332,7 +361,14 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], *, cut_off: bool
         return f"waits for {', '.join('|'.join(group) for group in waits)}" if waits else ""
     items = "item" if step.kept_items == 1 else "items"
     kept = f"{step.kept_items} {items} kept from an earlier run" if step.kept_items else ""
-    return shorten("; ".join(filter(None, (kept, noteworthy(step.warnings)))), MESSAGE_SHOWN)
+    waited = f"waited {brief(step.waited_ms)} for a person" if step.uncounted_ms else ""
+    return shorten("; ".join(filter(None, (kept, waited, noteworthy(step.warnings)))), MESSAGE_SHOWN)
+
+
+def wait_in_words(proposals: Sequence[str], where: str = "") -> str:
+    """Return what a step waits for, with the command that decides it. `where` is the address of its engine."""
+    more = f" and {len(proposals) - 1} more" if len(proposals) > 1 else ""
+    return f"waits for {proposals[0]}{more}: shotclock inbox approve {proposals[0]} {where}".rstrip()
 
 
 def why_failed(error: Mapping[str, Any]) -> str:
@@ -408,6 +444,12 @@ def brief(ms: int) -> str:
     return format_duration(round(ms / unit) * unit)
 
 
+def _find_waits(steps: Iterable[ReportedStep]) -> list[str]:
+    """Return the proposals without which no step of a run can continue."""
+    running = [step for step in steps if step.status is Status.RUNNING]
+    return [each for step in running for each in step.waits_for] if all(step.waits_for for step in running) else []
+
+
 def _run_status(run: StoredRun, is_alive: bool) -> Status:
     if run.envelope is None and run.parked_at is not None:
         return Status.PARKED
@@ -471,10 +513,10 @@ def to_markdown(report: Report) -> str:
     lines.append(f"|---|---|---|---:|{'---:|' * has_p95}---:|---:|---|")
     for step in report.steps:
         cells = (
-            MARKS[step.status],
+            step.mark,
             _code(step.id) + (" (finally)" if step.is_finally else ""),
-            WORDS[step.status] + (", may fail" if step.continues and step.status.is_bad else ""),
-            "" if step.duration_ms is None else brief(step.duration_ms),
+            step.word + (", may fail" if step.continues and step.status.is_bad else ""),
+            step.took,
             *(["" if step.p95_ms is None else brief(step.p95_ms)] if has_p95 else []),
             "" if step.budget_ms is None else brief(step.budget_ms),
             str(step.attempts) if step.attempts > 1 and not step.is_per_item else "",

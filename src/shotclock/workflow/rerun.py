@@ -7,6 +7,7 @@ the two apart.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -16,14 +17,16 @@ from typing import Any
 from ..core.clocks import WORK_CLOCKS
 from ..core.errors import Failure
 from ..core.value_types import value
+from ..inbox.approval import NO_SUCH_FILE, digest_of_file
 from ..process.kernel import is_alive
 from ..providers.command import ToolStep
 from ..store.runs import StoredRun
 from ..store.store import Store
+from .artifacts import run_folder
 from .kept_items import is_masked, keep, keep_finished
 from .loader import try_load
 from .plan import graph_of, is_per_item, items_come_from, keep_outputs, on_demand, outputs_without, reach
-from .schema import CONDITIONS, WorkflowFile, ai_steps, callers_of, texts_in
+from .schema import CONDITIONS, WorkflowFile, ai_steps, callers_of, is_template, texts_in
 from .state import (
     JsonObject,
     Reason,
@@ -202,6 +205,7 @@ class _Planner:
         self.changed_inputs = [name for name in names if not is_same(old.inputs.get(name), inputs.get(name))]
         self.final, self.demanded = frozenset(workflow.finally_), on_demand(workflow)
         self.callers = callers_of(workflow)
+        self.restores: list[JsonObject] = []
         self.depends = {name: self._find_dependencies(name) for name in workflow.steps}
         self.followers: dict[str, list[str]] = {}
         for name, others in self.depends.items():
@@ -238,6 +242,7 @@ class _Planner:
                 if change.own_keys
             ],
             "file": changes.of_file,
+            "restores": [each for each in self.restores if each["step"] in kept],
             "inside": [name for name in reasons if self._goes_on_inside(name, reasons, changed.get(name), behind_from)],
         }
         out = {name for name, state in recorded.items() if state.reason is Reason.NOT_CHOSEN}
@@ -318,7 +323,29 @@ class _Planner:
             return f"its file {file} has changed"
         if state.partial:
             return "its output was cut"
-        return "its output has a masked secret (***), which cannot be handed on" if is_masked(state.output) else None
+        if is_masked(state.output):
+            return "its output has a masked secret (***), which cannot be handed on"
+        return self._find_lost_artifact(name, state)
+
+    def _find_lost_artifact(self, name: str, state: StepState) -> str | None:
+        """Return why a step runs again for its artifacts. A file that is missing in its place is restored instead."""
+        step, ran_in = self.workflow.steps[name], state.kept_from or self.old.id
+        cwd = step.cwd or self.workflow.defaults.cwd or "."
+        if not step.artifacts or is_template(cwd):  # where the files of items belong is not known
+            return None
+        root, kept = os.path.realpath(Path(self.old.file).parent / cwd), run_folder(self.store.home, ran_in)
+        before = self.store.runs.steps(ran_in).get(name)
+        for each in () if before is None else before.record.get("artifacts", ()):
+            place = os.path.join(root, each["path"])
+            found = digest_of_file(place)
+            if found == f"sha256 {each['sha256']}":
+                continue
+            is_below = Path(os.path.realpath(os.path.dirname(place))).is_relative_to(root)
+            is_whole = is_below and digest_of_file(str(kept / each["file"])) == f"sha256 {each['sha256']}"
+            if found != NO_SUCH_FILE or not is_whole:
+                return f"its artifact {each['path']} is {'gone' if found == NO_SUCH_FILE else 'another file now'}"
+            self.restores.append({"step": name, "from": str(kept / each["file"]), "to": place})
+        return None
 
     def _find_changed_file(self, name: str, state: StepState) -> str | None:
         """Return a file of a nested workflow that is not as it was when it ran."""
@@ -447,7 +474,8 @@ def describe(shown: Mapping[str, Any], most: int = 20) -> list[str]:
         changes.append(f"~ {each['step']}: changed in the file ({', '.join(each['keys'])}){outcome}")
     changes += [f"~ {key} of the file: changed" for key in shown["file"]]
     reasons = [f"↻ {each['step']}: {each['why']}" for each in shown["runs_again"]]
-    for part in (changes, reasons):
+    restores = [f"+ {each['step']}: restores {each['to']}" for each in shown["restores"]]
+    for part in (changes, reasons, restores):
         lines += [f"  {line}" for line in part[:most]]
         lines += [f"  … and {len(part) - most} more"] if len(part) > most else []
     return lines

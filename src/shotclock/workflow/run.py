@@ -37,7 +37,7 @@ from ..runtime.runtime import Runtime
 from ..store.home import StoreBusy
 from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Retention, Store, prune_in_passing, read_retention
-from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit
+from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit, restore_artifacts
 from .concurrency import GroupRequest, enter_group
 from .lint import identity, inner_workflow
 from .log_quota import VARIABLE, LogQuota
@@ -148,6 +148,7 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
     records = [StepRecord(state.id, state.status.value, state.to_record()) for state in request.recorded.values()]
     try:
         with group.left_on_error():
+            await asyncio.to_thread(restore_artifacts, (request.rerun or {}).get("restores", ()))
             await asyncio.to_thread(store.runs.begin, new, records)
     except RunTaken:
         raise run_exists(request.run_id) from None
@@ -365,7 +366,7 @@ class _Run:
                         scheduler.notes += notes
                 except Exception as error:  # the store failed, or a bug
                     ended_by = error
-                if not scheduler.is_parked:
+                if not scheduler.is_parked and (self.recorded or context.person_wait.has_asked):
                     await asyncio.to_thread(_end_proposals, self.store, context.run_id, context.person_wait.unheard)
         finally:
             current_scope.reset(token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from enum import Enum, auto
@@ -16,6 +16,7 @@ from ..core.clocks import NS_PER_MS, Deadline, Fired, WallTime
 from ..core.proposal import Proposal
 from ..core.value_types import field, value
 from ..core.visible_text import Redaction
+from ..process.clock import monotonic_ns
 from ..providers.provider import ForeignProposal, Providers
 from .plan import NO_FINALLY, FinallyReserve
 from .schema import WorkflowFile
@@ -145,6 +146,7 @@ class PersonWait:
         self.budget_ms = budget_ms
         self.waiting: dict[str, Proposal | ForeignProposal] = {}
         self.parked_on: dict[str, Proposal | ForeignProposal] = {}
+        self.has_asked = False
         self.unheard: list[str] = []  # proposals of steps that were stopped while they waited, perhaps decided since
         self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.schedulers: list[Scheduler] = []  # of the run and the runs inside it
@@ -160,9 +162,11 @@ class PersonWait:
 
     @contextlib.contextmanager
     def waits(self, key: str, proposal: Proposal | ForeignProposal) -> Iterator[None]:
-        self.waiting[key] = proposal
-        for state in steps_at_work.get():
-            state.was_paused = True
+        self.waiting[key], self.has_asked = proposal, True
+        states = steps_at_work.get()
+        for state in states:
+            state.begin_wait(proposal.id, monotonic_ns())
+        self._note_waits(states)
         try:
             with self._counted(-1):
                 yield
@@ -172,6 +176,15 @@ class PersonWait:
         finally:
             del self.waiting[key]
             self._look()
+            if not self.parked.done():
+                for state in states:  # the time of one with items or of a nested run is not only that of this wait
+                    state.end_wait(proposal.id, monotonic_ns(), counts=state is states[-1])
+                self._note_waits(states)
+
+    def _note_waits(self, states: Iterable[StepState]) -> None:
+        for state in states:
+            for scheduler in self.schedulers:
+                scheduler.note_wait(state)
 
     @contextlib.contextmanager
     def _counted(self, change: int) -> Iterator[None]:

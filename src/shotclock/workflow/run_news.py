@@ -73,9 +73,7 @@ class RunNews:
             state.overtime.append(described)
             if call.bound.owner == call.name:
                 state.timeout_ms = call.bound.limit_ms
-            # Only a finished try counts: one whose process dies is counted when the run is resumed.
-            tries = state.attempts - 1 if state.try_began_ns else state.attempts
-            self._write(partial(self._write_step, state, tries))
+            self._write(partial(self._write_step, state))
         if run.on_news is not None:
             run.on_news(name, described)
 
@@ -94,9 +92,9 @@ class RunNews:
         except Failure:
             pass  # the end of the step is written again with all of this
 
-    def _write_step(self, state: StepState, tries: int) -> None:
+    def _write_step(self, state: StepState) -> None:
         if state.status is Status.RUNNING:  # the scheduler writes the end, with all of this
-            record = StepRecord(state.id, state.status.value, {**state.to_record(), "attempts": tries})
+            record = StepRecord(state.id, state.status.value, state.to_record())
             self._context.store.runs.record(self._context.run_id, [record], wall_time(), may_wait=False)
 
     def _write_deadline(self) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import ClockKind, Fired, WallTime, format_duration
+from ..core.clocks import NS_PER_MS, ClockKind, Fired, WallTime, format_duration
 from ..core.envelope import Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.references import REFERENCE
@@ -101,12 +102,17 @@ class StepState:
     artifacts: list[JsonObject] = field(default_factory=list)
     was_paused: bool = False
     """It waited for a person or began again on resume, so `duration_ms` is not the time of its work."""
+    waits_for: list[str] = field(default_factory=list)  # the proposals that a running or parked step waits for
+    waited_ms: int = 0  # the part of `duration_ms` in which it waited for people; of one with items, they have it
     tries: list[list[Any]] = field(default_factory=list)
     """The milliseconds and the outcome of each try: `finished`, `failed`, `other`, or `stopped` by its own limit, which
     these milliseconds are. Of many, also of items, the longest."""
     # Not recorded: known only while the step runs, or until the scheduler of a resumed run has reacted to its end.
     is_newly_interrupted: bool = False
     try_began_ns: int = 0
+    wait_began_ns: int = 0
+    items: list[StepState] = field(default_factory=list)
+    label: str = ""  # of an item, for people
     used_ms: int = 0
     earlier_effects: SideEffects = SideEffects.NONE
 
@@ -151,6 +157,16 @@ class StepState:
             is_finally=self.is_finally,
         )
 
+    def begin_wait(self, proposal_id: str, now_ns: int) -> None:
+        self.was_paused = True
+        self.wait_began_ns = self.wait_began_ns if self.waits_for else now_ns
+        self.waits_for = [*self.waits_for, proposal_id]
+
+    def end_wait(self, proposal_id: str, now_ns: int, *, counts: bool = True) -> None:
+        self.waits_for = [each for each in self.waits_for if each != proposal_id]
+        if counts and not self.waits_for:
+            self.waited_ms += (now_ns - self.wait_began_ns) // NS_PER_MS
+
     def put_off(self) -> StepState:
         later = self.fresh()
         later.proposal_id = self.proposal_id if STEP_TYPES[self.type].waits_when_approved else None
@@ -162,6 +178,7 @@ class StepState:
     def to_parked(self) -> StepState:
         """Return the step without its last try, which only waited for a person and is made again on resume."""
         later = self.put_off()
+        later.waits_for = self.waits_for
         made = [part.get("attempts", 0) for part in self.parts] or [self.attempts - 1]
         later.attempts = max(0, sum(made))
         if later.attempts or self.type == "workflow":  # earlier tries, or steps of the nested run, may have had effects
@@ -179,7 +196,7 @@ class StepState:
             if not can_repeat and not only_waited:  # the try that was running was not counted
                 later.attempts, later.cut_off = later.attempts + 1, later.cut_off + 1
             return later
-        self.status, self.is_newly_interrupted = Status.INTERRUPTED, True
+        self.status, self.is_newly_interrupted, self.waits_for = Status.INTERRUPTED, True, []
         self.attempts += 1
         message = "its process died while it ran, and it is not marked as safe to run twice (`idempotent`)"
         self.error = {"code": "INTERRUPTED", "message": message, "retryable": False, "phase": "execution"}
@@ -207,7 +224,10 @@ class StepState:
     def to_record(self) -> JsonObject:
         """Return the record: only the fields that differ from a fresh step, to keep the store small."""
         values = zip(_FIELDS, _read_fields(self), strict=True)
-        return {name: value for name, value in values if value or name in _ALWAYS_RECORDED}
+        found = {name: value for name, value in values if value or name in _ALWAYS_RECORDED}
+        # Only a finished try counts: one whose process dies is counted when the run is resumed.
+        is_under_way = self.status is Status.RUNNING and self.try_began_ns
+        return {**found, "attempts": self.attempts - 1} if is_under_way else found
 
     @classmethod
     def from_record(cls, record: JsonObject) -> StepState:
@@ -220,7 +240,7 @@ class StepState:
         return cls(**fields)
 
 
-_UNRECORDED = ("is_newly_interrupted", "try_began_ns", "used_ms", "earlier_effects")
+_UNRECORDED = ("is_newly_interrupted", "try_began_ns", "wait_began_ns", "items", "label", "used_ms", "earlier_effects")
 _FIELDS = tuple(name for name in fields_of(StepState) if name not in _UNRECORDED)
 _UNSHOWN = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
 _UNSHOWN |= {"is_finally", "has_begun", "cut_off_ms", "was_paused", "tries"}
@@ -502,8 +522,12 @@ def judge_run(
     elif _is_out_of_time(states, is_out_of_time=is_out_of_time):
         outcome = Outcome(Ending.KILLED, Problem("TIMEOUT", explain_limit(call, fired), fired=fired), data)
     elif bad:
-        names = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-        problem = Problem("STEPS_FAILED", f"{len(bad)} of {len(states)} steps failed: {names}")
+        names = bad + [name for name, state in states.items() if state.status.is_bad and state.continues]
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        kinds = Counter(states[name].status.value.replace("_", " ") for name in names)
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+        failed = f"{counts}, of {len(states)} steps" if len(kinds) > 1 or not kinds["failed"] else ""
+        problem = Problem("STEPS_FAILED", f"{failed or f'{len(names)} of {len(states)} steps failed'}: {shown}")
         outcome = Outcome(Ending.FINISHED, problem, data)
     elif was_cut:  # its process died after it was stopped, and only its `finally` steps were left to run
         unrun = [name for name, state in states.items() if state.reason is Reason.RUN_ENDED]

@@ -134,7 +134,8 @@ class StepApproval:
     async def _make_request(self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int) -> ProposalRequest:
         written = step.approval if isinstance(step.approval, Approval) else Approval()
         run_id = self._run.run_id
-        title = f"{step_id}: {step.description}" if step.description else f"Run step {step_id}"
+        of = f"{step_id} of {self._run.call.name.removeprefix('run ')}"
+        title = f"{of}: {step.description}" if step.description else f"Run step {of}"
         settings = {name: value for name, value in rendered.settings.items() if value is not None}
         hidden: list[str] = []
         arguments = await self._hide_secrets(settings, "with", hidden)

@@ -478,6 +478,7 @@ class _Items:
         outer = run.slots if STEP_TYPES[step.type].takes_slot else None
         self._slots = ParallelSlots(min(ITEMS_AT_ONCE, run.workflow.max_parallelism), outer)
         self._parts = [StepState(f"{work.name}[{number}]", step.type) for number in range(len(items))]
+        state.items = self._parts
         self._digests = [digest_of(item) for item in items]
         for number, written in match_items(state.parts, self._digests).items():
             self._parts[number] = StepState.from_record({**written, "id": self._parts[number].id})
@@ -530,8 +531,10 @@ class _Items:
             if self._executor.is_wound_down(work.name) and not self._is_clean_up:
                 part.status = Status.SKIPPED
                 return
+            steps_at_work.set((*steps_at_work.get(), part))  # in the task of this item
             with self._run.person_wait.at_work():
                 try:
+                    part.label = one_line(str(self._run.redaction.value(describe_value(item))), ITEM_SHOWN)
                     part.status = Status.RUNNING
                     await self._write(number)
                     one = _Work(work.name, work.step, part, scope, (number, len(self._items)))

@@ -138,3 +138,55 @@ def test_an_operator_extends_and_winds_down_a_step_on_the_page(served: Served, n
     out, _ = nightly.communicate(timeout=WITHIN_S)
     steps = json.loads(out)["data"]["steps"]
     assert steps["build"]["output"] == "part" and steps["ship"]["status"] == "succeeded"
+
+
+GATED = "steps: {deploy: {exec: echo deployed, approval: true}, beside: {exec: echo beside}}"
+
+
+@pytest.fixture
+def gated(tmp_path: Path, served: Served) -> Iterator[subprocess.Popen[bytes]]:
+    """A run in a process of its own that only waits for a person."""
+    (tmp_path / "flow.yaml").write_text(GATED)
+    process = WarmStart(
+        [sys.executable, "-m", "shotclock", "run", "flow.yaml", "--run-id", "gated-1", "--budget", "0"],
+        cwd=tmp_path,
+        env={**os.environ, "SHOTCLOCK_HOME": str(served.home)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(WITHIN_S)
+
+
+def test_a_step_that_waits_for_a_person_is_linked_to_its_proposal(served: Served, gated: Any, opened: Any) -> None:
+    operator = served.token("eve", Role.OPERATOR)
+
+    def find() -> Any:
+        runs = served.ask("GET", "/api/running", token=operator).data["runs"]
+        return next((step["waits_for"] for run in runs for step in run["steps"] if step["id"] == "deploy"), [])
+
+    wait_for(find)
+    [proposal_id] = find()
+    page = opened(served)
+    page.get_by_role("tab", name="Running").click()
+    row = page.locator("li.row", has_text="flow")
+    expect(row).to_contain_text(f"waits for {proposal_id}")
+    row.click()
+    deploy = page.locator("li.step", has_text="deploy").first
+    expect(deploy).to_contain_text(f"waits for {proposal_id}")
+    expect(deploy).not_to_contain_text("running")
+    shoot(page, "running-waits")
+    deploy.get_by_role("link", name=proposal_id).click()
+    expect(page.locator("#detail")).to_contain_text("Run step deploy of flow")
+    action_hash = served.ask("GET", f"/api/inbox/{proposal_id}", token=operator).data["proposal"]["action_hash"]
+    body = {"status": "approved", "action_hash": action_hash}
+    decided = served.ask("POST", f"/api/inbox/{proposal_id}/decision", body, token=operator).data["proposal"]
+    assert decided["run"]["run_id"] == "gated-1" and decided["run"]["state"] == "not_started"
+    out, _ = gated.communicate(timeout=WITHIN_S)
+    deployed = json.loads(out)["data"]["steps"]["deploy"]
+    assert deployed["status"] == "succeeded" and 0 < deployed["waited_ms"] <= deployed["duration_ms"]
+    assert "waits_for" not in deployed

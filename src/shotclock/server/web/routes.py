@@ -525,6 +525,7 @@ def _describe_run(run: StoredRun, records: dict[str, Any], calls: Calls | None) 
     for name in names[:MOST_STEPS]:
         stored = records[name].record if name in records else {}
         step = {"id": name, "status": stored.get("status", "pending"), "duration_ms": stored.get("duration_ms")}
+        step["waits_for"] = stored.get("waits_for", [])
         steps.append(step | {"overtime": stored.get("overtime") or [], "calls": tries.get(name, [])})
     return {
         "id": run.id,

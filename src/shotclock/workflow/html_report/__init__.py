@@ -131,14 +131,14 @@ def _row(
     neighbours = sorted(numbers[name] for name in needs(step.depends_on) if name in numbers)
     used = None
     if step.duration_ms is not None and step.started_ms is not None and step.budget_ms:
-        used = min(100, round(100 * step.duration_ms / step.budget_ms))
+        used = min(100, round(100 * (step.worked_ms or 0) / step.budget_ms))
     return {
         "number": numbers[step.id],
         "step": step,
-        "mark": MARKS[step.status],
+        "mark": step.mark,
         "bar": _bar(step, end_ms),
         "used_percent": used,
-        "took": "" if step.duration_ms is None else brief(step.duration_ms),
+        "took": step.took,
         "budget": "" if step.budget_ms is None else brief(step.budget_ms),
         "after": [[(name, numbers.get(name)) for name in group] for group in step.depends_on[:NAMES_SHOWN]],
         "behind": [(name, numbers[name]) for name in followers[:NAMES_SHOWN]],
@@ -161,9 +161,9 @@ def _bar(step: ReportedStep, end_ms: int) -> dict[str, str | None] | None:
     start = 100 * step.at_ms / end_ms
     width = 100 * (step.duration_ms or 0) / end_ms if step.started_ms is not None else 0.0
     width = max(0.0, min(width, 100 - start))
-    budget = 0.0
+    waited, budget = min(width, 100 * step.waited_ms / end_ms), 0.0
     if step.started_ms is not None and step.budget_ms is not None:
-        budget = max(0.0, min(100 * step.budget_ms / end_ms, 100 - start))
+        budget = max(0.0, min(100 * (step.budget_ms + step.uncounted_ms) / end_ms, 100 - start))
     rang, grace = None, 0.0
     if step.clock is not None and step.attempts == 1 and step.started_ms is not None and step.duration_ms is not None:
         over_ms = max(0, step.duration_ms - step.clock.elapsed_ms)
@@ -177,6 +177,7 @@ def _bar(step: ReportedStep, end_ms: int) -> dict[str, str | None] | None:
         "x": f"{start:.3f}%",
         "width": f"{width:.3f}%",
         "budget": f"{budget:.3f}%",
+        "waited": f"{waited:.3f}%" if waited else None,  # for its approval, before it began
         "rang": rang,  # where its clock fired; `grace` is the time it took to stop
         "grace": f"{grace:.3f}%",
         "label": _label(step),

@@ -195,7 +195,7 @@ export class RunningView {
     const more = step.calls.length > 1 ? ` × ${step.calls.length}` : "";
     return el("li", { class: `step ${step.status}` },
       el("div", { class: "step-head" },
-        el("bdi", { class: "name" }, complaint(step.id)), el("span", { class: "muted" }, `${step.status.replace("_", " ")}${more}`),
+        el("bdi", { class: "name" }, complaint(step.id)), el("span", { class: "muted" }, step.waits_for.length ? ["waits for ", ...step.waits_for.slice(0, 3).flatMap((id) => [el("a", { href: `#/${encodeURIComponent(id)}` }, id), " "])] : `${step.status.replace("_", " ")}${more}`),
         step.duration_ms != null ? el("span", { class: "muted" }, span(step.duration_ms)) : null,
         el("span", { class: "spread" }),
         call ? clock(call, call.remaining_ms, true) : null),
@@ -257,7 +257,8 @@ function describe(item) {
     if (item.kind === "wrapped") return item.outcome === "running" ? [server, ` · for ${span(item.duration_ms)}`] : [`${item.outcome} · `, server];
     return item.duration_ms == null ? server : [server, ` · took ${short(item.duration_ms)}`];
   }
-  const said = item.call?.winding_down ? "winding down" : steps.length ? steps.slice(0, 3).join(", ") + (steps.length > 3 ? " …" : "") : item.kind;
+  const waits = item.steps?.flatMap((step) => step.waits_for) ?? [];
+  const said = waits.length ? `waits for ${waits.slice(0, 3).join(", ")}` : item.call?.winding_down ? "winding down" : steps.length ? steps.slice(0, 3).join(", ") + (steps.length > 3 ? " …" : "") : item.kind;
   return complaint(said);
 }
 
