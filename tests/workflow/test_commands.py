@@ -96,6 +96,7 @@ def test_a_plan_is_told_step_by_step(flow: Path, shotclock: Any, validate_envelo
         "latest_start_ms": 5_000,
         "latest_end_ms": 65_000,
         "per_item": False,
+        "approval_ms": 0,
     }
     assert not (flow.parent / "ran").exists()
 

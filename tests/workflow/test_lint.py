@@ -436,6 +436,16 @@ CASES: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
             "steps: {a: {type: human-input, prompt: p, timeout: 1, choices: [a], default: '{{ run.id }}'}}",
         ],
     ),
+    "human/outlasts-run": (
+        [
+            ("timeout: 40s\nsteps: {a: {exec: x, timeout: 9s, approval: {ttl: 1h}}}", "steps.a.approval.ttl"),
+        ],
+        [
+            "timeout: 2h\nsteps: {a: {exec: x, approval: {ttl: 1h}}}",
+            "timeout: 40s\nsteps: {a: {exec: x, timeout: 9s, approval: true}}",
+            "steps: {a: {exec: x, approval: {ttl: 1h}}}",
+        ],
+    ),
     "human/unbounded": (
         [
             ("steps: {a: {type: human-input, prompt: p}}", "steps.a"),

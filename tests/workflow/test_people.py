@@ -172,7 +172,7 @@ def test_a_step_with_approval_is_shown_as_it_would_run_and_runs_once_after_a_yes
     parked = runs(runs.flow(GATED), "--run-id", "r1", code=14)
     assert parked["data"]["steps"]["ship"]["status"] == "pending" and runs.done() == ["build"]
     proposal = runs.decide(YES)
-    assert proposal.ask.title == "ship: Ship it" and "echo ship" in (proposal.ask.arguments or {})["exec"]
+    assert proposal.ask.title == "ship of flow: Ship it" and "echo ship" in (proposal.ask.arguments or {})["exec"]
     runs("--resume", "r1", code=0)
     assert runs.done() == ["build", "ship", "tell"]
     runs("--resume", "r1", code=0)
