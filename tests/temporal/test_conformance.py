@@ -473,6 +473,9 @@ def test_a_step_that_asks_first_runs_only_after_a_yes(runs: Runs, validate_envel
     validate_envelope(envelope)
     assert code == 14 and not (runs.folder / "deployed").exists(), envelope
     proposal = envelope["data"]["waiting"][0]["proposal_id"]
+    _, report = runs.call("report", envelope["data"]["run_id"])
+    waits = {step["id"]: step["waits_for"] for step in report["data"]["steps"]}
+    assert waits == {"deploy": [proposal], "after": []}, report
     if changes:  # before the decision: an engine goes on with the run at once
         script.write_text("echo evil >> deployed")
     code, decided = runs.call("inbox", verdict, proposal)

@@ -615,3 +615,24 @@ def test_a_step_whose_start_is_being_recorded_does_not_begin_once_the_run_winds_
     running = Scheduler(WorkflowFile.model_validate({"steps": steps}), execute=execute, record=record, scope={})
     asyncio.run(asyncio.wait_for(running.run(), 10))
     assert begun == [] and {state.status for state in running.states.values()} == {Status.SKIPPED}
+
+
+@pytest.mark.slow
+def test_the_headline_counts_what_timed_out_beside_what_failed(run: Run, store: Store) -> None:
+    envelope = run(
+        """
+        steps:
+          hang: {exec: sleep 9, timeout: 300ms, grace: 0, continue_on_failure: true}
+          quiet: {exec: sleep 9, idle: 300ms, grace: 0, continue_on_failure: true}
+          test: {exec: exit 1}
+          fine: {exec: "true"}
+        """
+    )
+    assert envelope.error is not None
+    assert envelope.error["message"] == "2 timed out, 1 failed, of 4 steps: test, hang, quiet"
+    alone = run("steps: {hang: {exec: sleep 9, timeout: 300ms, grace: 0}, fine: {exec: 'true'}}", run_id="r2")
+    assert alone.error is not None and alone.error["message"] == "1 timed out, of 2 steps: hang"
+    stored = store.runs.get("r2")
+    assert stored is not None
+    report = to_markdown(report_of(stored, store.runs.steps("r2"), now=stored.created_at, is_alive=False))
+    assert "`1 timed out, of 2 steps: hang`" in report

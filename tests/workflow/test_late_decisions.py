@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+import re
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,11 +12,14 @@ from typing import Any
 
 import pytest
 
+from shotclock.cli.render import draw
 from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
-from shotclock.core.proposal import Decision, Proposal, ProposalStatus
-from shotclock.inbox.access import Principal
+from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus
+from shotclock.core.value_types import replace
+from shotclock.inbox.access import Principal, Role
 from shotclock.inbox.inbox import Inbox
+from shotclock.inbox.person_wait import run_of
 from shotclock.inbox.proposal_json import whole
 from shotclock.process.clock import wall_time
 from shotclock.store.store import Store
@@ -133,6 +138,53 @@ def test_plan_shows_how_long_people_may_take(runs: Runs) -> None:
     assert (plan["people_ms"], plan["steps"][0]["approval_ms"]) == (3_600_000, 3_600_000)
     capped = shotclock(runs, "plan", runs.flow("timeout: 40s\n" + GATED))["data"]
     assert capped["people_ms"] == capped["steps"][0]["approval_ms"] <= 40_000
+
+
+def test_a_late_approval_of_a_call_says_that_it_waits_for_the_agent_and_for_how_long(runs: Runs) -> None:
+    def approve(ttl_ms: int, n: int) -> str:
+        async def work() -> str:
+            with Store.open(runs.folder / "home") as store:
+                inbox = Inbox(store)
+                policy = Policy(ttl_ms=ttl_ms)
+                ask = ProposalRequest(
+                    Kind.OPERATION, "Write", operation="shop/write", arguments={"n": n}, policy=policy
+                )
+                asked = await inbox.propose(replace(ask, dispatched=True), Principal("builder", Role.AGENT))
+                await inbox.decide(asked.id, YES, Principal.local())
+                await inbox.close()
+                return asked.id
+
+        return asyncio.run(work())
+
+    waiting, missed = approve(3_600_000, 1), approve(1_500, 2)
+    data = shotclock(runs, "inbox", "show", waiting)["data"]
+    assert data["run"] == {"state": "not_started", "at": None, "until": data["expires_at"]}
+    said = " ".join(draw("inbox show", data).split())
+    assert re.search(r"approved, waits for the agent to call again, until \S+Z \(in 59m\)", said), said
+    [proposal] = [each for each in proposals(runs) if each.id == missed]
+    pass_by(proposal.expires_at)
+    data = shotclock(runs, "inbox", "show", missed)["data"]
+    assert data["run"]["state"] == "missed"
+    assert "not run: the agent did not make the call again in time" in " ".join(draw("inbox show", data).split())
+
+
+def test_a_run_that_is_stopped_says_which_answer_it_did_not_use(runs: Runs) -> None:
+    """The answer is decided in the moment in which the run is stopped: it is either taken back or has a reason."""
+    flow = runs.flow("steps: {ask: {type: human-input, prompt: Ship?}}")
+    began = runs.start(flow, "--run-id", "r", "--budget", "0")
+    proposal = find_open(runs)
+    with Store.open(runs.folder / "home") as store:
+        began.send_signal(signal.SIGSTOP)
+        store.proposals.decide(proposal.id, Decision(ProposalStatus.APPROVED, answer="yes"), "me", wall_time())
+        began.send_signal(signal.SIGTERM)
+        began.send_signal(signal.SIGCONT)
+        out, _ = began.communicate(timeout=WITHIN_S)
+        decided = store.proposals.get(proposal.id)
+    assert decided is not None
+    [ask] = json.loads(out)["data"]["steps"].values()
+    shown = run_of(decided, decided.ask.dispatched)
+    is_unused = shown is not None and "ended before it used this decision" in str(shown["message"])
+    assert (ask["status"], is_unused) in (("succeeded", False), ("cancelled", True)), (ask, shown)
 
 
 GATE = "steps: {{ship: {{exec: 'echo ship >> {done}', approval: {{ttl: {ttl}}}}}}}\n"

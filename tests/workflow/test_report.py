@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shotclock.cli.render import draw
 from shotclock.core.clocks import ProcessIdentity, WallTime
 from shotclock.core.value_types import replace
 from shotclock.core.visible_text import visible
@@ -163,6 +164,41 @@ def test_a_command_that_failed_says_why_with_its_own_last_line() -> None:
     assert said["b"].why == "fail_if holds"
     page = to_html(report(states))
     assert '<pre tabindex="0">Traceback\n  no module x' in page
+
+
+def test_the_time_of_a_person_is_no_time_of_the_step_and_a_bar_of_its_own() -> None:
+    deploy = step("deploy", took=29_700, waited_ms=27_600)
+    deploy.timeout_ms = 20_000
+    made = report([deploy], {"deploy": {"timeout": 20, "approval": True}}, took=30_000)
+    [reported] = made.to_dict()["steps"]
+    assert (reported["duration_ms"], reported["waited_ms"], reported["uncounted_ms"]) == (29_700, 27_600, 27_600)
+    assert "| 2.1s | 20s |" in to_markdown(made) and "waited 27.6s for a person" in to_markdown(made)
+    page = to_html(made)
+    assert "<b>2.1s</b>" in page and "29.7s</b>" not in page and 'class="waited"' in page
+    assert 'time="2.100"' in to_junit(made)
+    drawn = draw("report", made.to_dict())
+    assert re.search(r"deploy +2.1s / 20s +╱+█+", drawn) and "waited 27.6s for a person" in drawn
+    for other in (to_html(report([step("deploy")])), draw("report", report([step("deploy")]).to_dict())):
+        assert 'class="waited"' not in other and "╱" not in other
+
+
+def test_the_time_of_a_question_is_for_the_person_who_answers() -> None:
+    ask = step("ask", took=9_000, waited_ms=8_990)
+    ask.type, ask.timeout_ms = "human-input", 20_000
+    made = report([ask], {"ask": {"type": "human-input", "prompt": "?", "timeout": 20, "exec": None}}, took=10_000)
+    assert "| 9s | " in to_markdown(made)
+
+
+def test_a_step_that_waits_for_a_person_is_not_reported_as_running() -> None:
+    waiting = [step("deploy", Status.RUNNING, took=None, waits_for=["p-1"]), step("fetch")]
+    made = report(waiting, took=None, now=60_000)
+    deploy = by_id(made)["deploy"]
+    says = "waits for p-1: shotclock inbox approve p-1"
+    assert (deploy.word, deploy.why, made.why) == ("waits for a person", says, says)
+    assert (deploy.duration_ms, deploy.waited_ms) == (60_000, 60_000), "its own timeout does not end the wait"
+    assert "| ◌ | `deploy` | waits for a person |" in to_markdown(made)
+    made = report([*waiting, step("build", Status.RUNNING, took=None)], took=None)
+    assert made.why == "under way in process 42", "another step works"
 
 
 def test_a_step_that_succeeded_shows_what_it_was_warned_of() -> None:

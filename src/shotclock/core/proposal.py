@@ -405,10 +405,8 @@ def apply_use(
 
 def apply_outcome(proposal: Proposal, outcome: ActionOutcome, *, unused: bool = False) -> Proposal:
     """Return it with its outcome. Raises Failure if it has one, and unless it was used or, with `unused`, was not."""
-    if unused and not (proposal.status.allows and proposal.is_unused):
-        raise Failure("NOT_ALLOWED", f"{proposal.id} is not an unused approval")
-    if not unused and proposal.is_unused:
-        raise Failure("NOT_ALLOWED", f"the action of {proposal.id} was not started")
+    if proposal.is_unused is not unused or (unused and not proposal.status.allows):
+        raise Failure("NOT_ALLOWED", f"the action of {proposal.id} was {'' if unused else 'not '}started")
     if proposal.outcome is not None:
         raise Failure("ALREADY_DECIDED", f"the outcome of {proposal.id} is already recorded")
     return replace(proposal, outcome=outcome)

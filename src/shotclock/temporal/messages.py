@@ -22,6 +22,7 @@ from ..core.clocks import LATEST_MS, WallTime
 from ..core.proposal import Proposal
 from ..process.clock import wall_time
 from ..providers.provider import ForeignProposal, StepPart
+from ..store.proposals import read_exported
 from ..store.store import Store
 from ..workflow.plan import items_come_from
 from ..workflow.schema import WorkflowFile, texts_in
@@ -153,6 +154,15 @@ def pack_proposals(
 def pack_record(step: str, record: Mapping[str, Any]) -> JsonObject:
     about = {key: record[key] for key in ("id", "status", "expires_at")}
     return {**about, "step": step, "record": dict(record)}
+
+
+def follow_run(packed: JsonObject, end_ms: int) -> JsonObject:
+    """Return a packed proposal that stays open until the later end of its run, if its own time allows it."""
+    if "record" not in packed:
+        return packed
+    proposal = read_exported(packed["record"])
+    end = max(proposal.expires_at, proposal.expires_by(WallTime(end_ms)))
+    return pack_record(packed["step"], {**packed["record"], "expires_at": end.ms})
 
 
 def unpack_proposals(packed: Iterable[Mapping[str, Any]], store: Store, ahead_ms: int = 0) -> None:

@@ -86,6 +86,7 @@ with workflow.unsafe.imports_passed_through():
         describe_beginning,
         describe_end,
         describe_progress,
+        follow_run,
         select_visible,
         slice_workflow,
     )
@@ -631,6 +632,9 @@ class RunWorkflow:
         if before is None or bell is None:
             return
         self._deadlines.move(bell)
+        for id, packed in self._waiting.items():
+            if (end := self._deadlines.of(packed["step"])) is not None:
+                self._waiting[id] = follow_run(packed, end.at_ns // NS_PER_MS)
         for run_id, child in list(self._children.items()):
             if child.deadline_ms is not None:
                 child.deadline_ms += (bell.at_ns - before.at_ns) // NS_PER_MS
