@@ -211,6 +211,7 @@ def test_the_job_id_of_a_parked_run_is_known_to_the_job_commands(
     shown = validate_envelope(shotclock(runs, "job", "status", parked["job_id"]))["data"]
     jsonschema.validate(shown, DESCRIPTOR)
     assert (shown["run_id"], shown["run_status"], shown["terminal"]) == ("r", "parked", False)
+    assert shown["waits_for"] == [proposal.id for proposal in proposals(runs)]
     waited = validate_envelope(shotclock(runs, "job", "wait", parked["job_id"], code=14))
     assert waited["error"]["code"] == "INCOMPLETE" and waited["data"]["continue_command"] == parked["continue_command"]
     runs.decide(Decision(ProposalStatus.APPROVED, answer="west"))

@@ -268,6 +268,7 @@ def _job_line(job: dict[str, Any], status_width: int = 0, name_width: int = 0) -
     unit = f" {progress['unit']}" if progress and "unit" in progress else ""
     done = f"  {progress['done']}{of}{unit}" if progress else ""
     code = f"  {job['code']}" if "code" in job else ""
+    code += f"  waits for {', '.join(job['waits_for'])}" if "waits_for" in job else ""
     return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}{done}{code}\n"
 
 

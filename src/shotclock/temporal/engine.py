@@ -395,7 +395,8 @@ class TemporalEngine:
         with contextlib.suppress(Failure):
             progress = await read_progress(await self.handle(run_id), SEEN_LIMIT)
             counts = count_steps([Status(step["status"]) for step in progress["steps"].values()])
-            summary = replace(summary, timeout_ms=progress["limit_ms"], steps=counts)
+            waits_for = tuple(str(each["id"]) for each in progress["waiting"])
+            summary = replace(summary, timeout_ms=progress["limit_ms"], steps=counts, waits_for=waits_for)
         return summary
 
     async def list_runs(self, most: int, *, active_only: bool = False) -> list[RunSummary]:

@@ -62,6 +62,7 @@ class RunSummary:
     why: str = ""
     timeout_ms: int | None = None
     steps: dict[str, object] | None = None
+    waits_for: tuple[str, ...] = ()  # proposals
 
     def as_row(self) -> dict[str, object]:
         return {
@@ -93,6 +94,7 @@ class RunSummary:
         if self.ended_at is not None:
             shown["ended_at"] = self.ended_at.iso()
         optional = {"timeout_ms": self.timeout_ms, "progress": self.steps, "code": self.code}
+        shown |= {"waits_for": list(self.waits_for)} if self.waits_for else {}
         return shown | {name: each for name, each in optional.items() if each is not None}
 
 
@@ -222,6 +224,7 @@ def _summarise(run: StoredRun, records: Mapping[str, StepRecord] | None = None) 
         why=made.why,
         timeout_ms=made.budget_ms or 0,
         steps=None if records is None else count_steps([step.status for step in made.steps]),
+        waits_for=tuple(each for step in made.steps for each in step.waits_for),
     )
 
 

@@ -432,7 +432,7 @@ class _Run:
         run_id, run = context.run_id, {"id": context.run_id, "name": self.request.name}
 
         async def record(states: Iterable[StepState]) -> None:
-            records = [StepRecord(state.id, state.status.value, state.to_record()) for state in states]
+            records = [StepRecord(state.id, state.status.value, state.to_record_so_far()) for state in states]
             await _write(partial(self.store.runs.record, run_id, records, wall_time()))
 
         return Scheduler(

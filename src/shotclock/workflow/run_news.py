@@ -94,7 +94,7 @@ class RunNews:
 
     def _write_step(self, state: StepState) -> None:
         if state.status is Status.RUNNING:  # the scheduler writes the end, with all of this
-            record = StepRecord(state.id, state.status.value, state.to_record())
+            record = StepRecord(state.id, state.status.value, state.to_record_so_far())
             self._context.store.runs.record(self._context.run_id, [record], wall_time(), may_wait=False)
 
     def _write_deadline(self) -> None:

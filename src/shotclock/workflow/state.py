@@ -224,10 +224,12 @@ class StepState:
     def to_record(self) -> JsonObject:
         """Return the record: only the fields that differ from a fresh step, to keep the store small."""
         values = zip(_FIELDS, _read_fields(self), strict=True)
-        found = {name: value for name, value in values if value or name in _ALWAYS_RECORDED}
-        # Only a finished try counts: one whose process dies is counted when the run is resumed.
-        is_under_way = self.status is Status.RUNNING and self.try_began_ns
-        return {**found, "attempts": self.attempts - 1} if is_under_way else found
+        return {name: value for name, value in values if value or name in _ALWAYS_RECORDED}
+
+    def to_record_so_far(self) -> JsonObject:
+        """Return the record without a running try: one whose process dies is counted when the run is resumed."""
+        is_trying = self.status is Status.RUNNING and self.try_began_ns > 0
+        return {**self.to_record(), "attempts": self.attempts - 1} if is_trying else self.to_record()
 
     @classmethod
     def from_record(cls, record: JsonObject) -> StepState:
