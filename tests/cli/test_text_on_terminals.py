@@ -95,7 +95,8 @@ def test_the_format_that_was_asked_for_is_given_on_a_terminal_and_off_one(
         assert validate_envelope(json.loads(seen.screen))["ok"], line
         ran = shotclock("--format", "text", *words)
         assert part in ran.stdout.decode() and b"\x1b" not in ran.stdout, line
-        assert validate_envelope(shotclock(*words).json())["ok"], f"{line}: JSON is the default off a terminal"
+        if line != "--version":  # a line everywhere
+            assert validate_envelope(shotclock(*words).json())["ok"], f"{line}: JSON is the default off a terminal"
 
 
 @pytest.mark.slow
