@@ -251,6 +251,7 @@ class App(ExplainsMembers):
             mutates=options["mutates"],
             idempotent=options["idempotent"],
             destructive=options["destructive"],
+            confirm=options["confirm"],
             steps=tuple(options["steps"]),
             interruption=interruption,
             error_codes=tuple(error_entry(code).code for code in options["exit_codes"]),

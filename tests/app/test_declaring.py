@@ -25,6 +25,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no such isolation": ({"isolation": "container"}, "must be one of"),
     "a loop for a sync function": ({"isolation": "inline"}, "not async"),
     "destructive without an effect": ({"destructive": True, "mutates": False}, "destructive"),
+    "no confirmation of nothing": ({"confirm": False}, "destructive=True"),
     "no place at all": ({"concurrency": 0}, "at least 1"),
     "a lock on nothing": ({"single_flight": "device:{device}"}, "device"),
     "a lock on a position": ({"single_flight": "device:{}"}, "not one of its parameters"),

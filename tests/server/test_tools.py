@@ -108,16 +108,47 @@ def test_the_list_says_what_each_command_declared() -> None:
             assert noop.description.startswith("Gives back what it was given.")
             assert noop.input_schema["properties"]["a"]["type"] == "integer"
             assert noop.annotations is not None
-            # What is left out has the default of the protocol: a tool that writes is destructive there.
             assert (noop.annotations.read_only_hint, noop.annotations.destructive_hint) == (True, None)
             assert erase.annotations is not None
-            assert (erase.annotations.read_only_hint, erase.annotations.destructive_hint) == (None, None)
-            assert stock.annotations is not None and stock.annotations.destructive_hint is False
+            assert (erase.annotations.read_only_hint, erase.annotations.destructive_hint) == (None, True)
             assert stock.annotations is not None
+            assert stock.annotations.destructive_hint is None, "it did not declare that it destroys nothing"
             assert stock.annotations.idempotent_hint
             assert client.server_info is not None
             assert (client.server_info.name, client.server_info.version) == ("adversaries", "1.2.3")
             assert client.instructions == "Tools that do not end."
+
+    run(scenario())
+
+
+HINTED = """
+from shotclock import App
+
+app = App("hinted")
+
+@app.command
+def delete_everything() -> str:
+    return "deleted"
+
+@app.command(destructive=False)
+def append() -> str:
+    return "appended"
+
+@app.command(destructive=True, confirm=False)
+def drop() -> str:
+    return "dropped"
+"""
+
+
+def test_a_tool_is_called_harmless_or_destructive_only_where_its_author_declared_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        (tmp_path / "hinted.py").write_text(HINTED)
+        async with connected(target=str(tmp_path / "hinted.py")) as (client, _):
+            hints = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
+            declared = {name: hints[name] and hints[name].destructive_hint for name in hints}  # type: ignore[union-attr]
+            assert [declared[name] for name in ("delete_everything", "append", "drop")] == [None, False, True]
+            dropped = await envelope_of(client, "drop")
+            assert dropped["data"] == {"result": "dropped"}, "confirm=False declares it without a confirmation"
 
     run(scenario())
 

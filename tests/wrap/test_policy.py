@@ -214,6 +214,31 @@ def test_an_approved_call_runs_exactly_once(server: Server) -> None:
     assert inbox("show", proposal)["run"]["state"] == "succeeded"
 
 
+UNHINTED_APP = """
+from shotclock import App
+
+app = App("unhinted")
+
+@app.command
+def delete_everything() -> str:
+    return "deleted"
+
+if __name__ == "__main__":
+    app.serve_mcp()
+"""
+
+
+@pytest.mark.slow
+def test_a_command_of_an_app_that_declares_nothing_waits_where_destructive_calls_are_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
+    (tmp_path / "unhinted.py").write_text(UNHINTED_APP)
+    command = [sys.executable, str(tmp_path / "unhinted.py")]
+    with wrapped("--ask", "destructive", "--ask-wait", "300ms", server=command) as client:
+        assert "waits for approval" in client.ask("delete_everything")["content"][0]["text"]
+
+
 @pytest.mark.slow
 def test_an_undecided_call_is_pending_and_the_identical_call_picks_the_decision_up(
     server: Server, validate_envelope: Callable[[dict[str, Any]], dict[str, Any]]

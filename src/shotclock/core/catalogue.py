@@ -143,7 +143,8 @@ class CommandSpec:
     clocks: Clocks = field(default_factory=Clocks)
     mutates: bool = True
     idempotent: bool = False
-    destructive: bool = False
+    destructive: bool | None = None  # None: not declared
+    confirm: bool = True  # a destructive one runs only when its caller has confirmed it
     steps: tuple[str, ...] = ()
     interruption: Interruption | None = None
     error_codes: tuple[str, ...] = ()
@@ -177,7 +178,7 @@ class CommandSpec:
     @property
     def needs_confirmation(self) -> bool:
         """Return whether the caller must confirm it. Where a person decides, that person confirms."""
-        return self.destructive and self.approval is None and self.requires_person is None
+        return bool(self.destructive) and self.confirm and self.approval is None and self.requires_person is None
 
     @property
     def may_be_unfinished(self) -> bool:

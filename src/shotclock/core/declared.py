@@ -39,7 +39,8 @@ class Declared(TypedDict, total=False):
     isolation: Isolation
     mutates: bool
     idempotent: bool
-    destructive: bool
+    destructive: bool | None
+    confirm: bool
     steps: Iterable[str]
     interruption: Interruption | Mapping[str, Any] | bool | None
     exit_codes: Iterable[str]
@@ -57,7 +58,7 @@ class Declared(TypedDict, total=False):
 
 
 DEFAULT_OPTIONS: Declared = {
-    **{"isolation": "auto", "mutates": True, "idempotent": False, "destructive": False},
+    **{"isolation": "auto", "mutates": True, "idempotent": False, "destructive": None, "confirm": True},
     **{"steps": (), "exit_codes": (), "stdin": False, "mcp": True},
 }
 
@@ -80,6 +81,8 @@ def check_options(name: str, options: Declared, parameters: list[HandlerParamete
             raise ValueError(f"{name!r}: only a destructive command has a dry run")
     if options["destructive"] and not options["mutates"]:
         raise ValueError(f"{name!r} cannot be destructive and not mutate anything")
+    if not options["confirm"] and not options["destructive"]:
+        raise ValueError(f"{name!r}: confirm=False belongs to destructive=True: no other command is confirmed")
     if (concurrency := options.get("concurrency")) is not None and concurrency < 1:
         raise ValueError(f"{name!r}: concurrency must be at least 1")
     if len(set(options["steps"])) < len(tuple(options["steps"])):

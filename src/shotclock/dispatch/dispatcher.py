@@ -164,7 +164,7 @@ class Dispatcher:
             return call
         if _has_dry_run(spec) and request.arguments.get("dry_run") is True:
             request.dry_run = True
-        is_confirmed = spec.destructive and (request.confirmed or by_argument is True)
+        is_confirmed = bool(spec.destructive) and (request.confirmed or by_argument is True)
         if request.dry_run or request.validate_only or (spec.needs_confirmation and not is_confirmed):
             # A preview changes nothing. The copy is not the registered operation, so it takes no place.
             call.operation = replace(self.runtime.operation(spec.name), mutates=False)

@@ -109,12 +109,12 @@ def _meta_of(spec: CommandSpec) -> dict[str, Any] | None:
 
 
 def _hints(spec: CommandSpec) -> ToolAnnotations | None:
-    """Return the hints that differ from the defaults of the protocol: a tool that writes is destructive there."""
+    """Return the hints that the author declared. Without one, the protocol's default counts: destructive."""
     if not spec.mutates:
         return ToolAnnotations(read_only_hint=True, open_world_hint=spec.open_world)
     return ToolAnnotations(
         open_world_hint=spec.open_world,
-        destructive_hint=None if spec.destructive else False,
+        destructive_hint=spec.destructive,
         idempotent_hint=True if spec.idempotent else None,
     )
 
