@@ -14,7 +14,9 @@ The composition root: it imports every surface.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib
 import inspect
 import os
 import re
@@ -73,7 +75,7 @@ from .core.state_use import reads_state, takes_context
 from .core.streaming import collect_items, yields
 from .core.value_types import record, replace
 from .dispatch.dispatcher import Dispatcher
-from .process import worker_main
+from .process import running_call, worker_main
 from .process.context import Progress
 from .process.dependencies import dependency_functions, supply_dependencies
 from .process.lifespan import Lifespan, check_lifespan
@@ -136,7 +138,9 @@ class App(ExplainsMembers):
         if list_page_size is not None and list_page_size < 1:
             raise ValueError("list_page_size must be at least 1")
         self.list_page_size = list_page_size
-        self._module = sys._getframe(1).f_globals.get("__name__", "__main__")
+        made_in = sys._getframe(1)
+        self._module = made_in.f_globals.get("__name__", "__main__")
+        self._maker = made_in.f_code.co_name
         self._commands: dict[str, CommandSpec] = {}
         self._served: dict[str, CommandSpec] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -385,6 +389,23 @@ class App(ExplainsMembers):
         file = getattr(sys.modules.get(self._module), "__file__", None)
         return None if file is None else os.path.realpath(file)
 
+    def use_key(self, key: str) -> None:
+        """Be found by this key, also by workers that make the app with the same factory."""
+        self._key, APPS[key] = key, self
+        for declared in (self._commands, self._served):
+            for name, spec in declared.items():
+                declared[name] = replace(spec, handler=self._reference(name, spec.handler.is_async))
+
+    def explain_missing(self) -> str:
+        """Return why a worker process that imports the program does not have this app, or not all of it."""
+        if self._maker == "<module>":
+            return "it is defined where a worker process does not run, such as below `if __name__ == '__main__'`"
+        file = getattr(sys.modules.get(self._module), "__file__", None) or "file.py"
+        return (
+            f"it is made inside of {self._maker}(), which a worker process does not call: make it at the top level of "
+            f"its module, or serve that function: shotclock serve '{os.path.basename(file)}:{self._maker}()'"
+        )
+
     def handler(self, name: str) -> Callable[..., Any]:
         """Return the function of a command; for a name with a question mark, the one that only checks arguments."""
         if name.endswith("?") and name not in self._functions:
@@ -397,9 +418,11 @@ class App(ExplainsMembers):
     @property
     def program(self) -> Program:
         """Return the modules of this app for another process."""
-        program = Program.running_here() if self._module == "__main__" else Program(imports=(self._module,))
+        maker = self._key if self._key.endswith("()") else ""
+        module = maker.partition("/")[0] or self._module
+        program = Program.running_here() if module == "__main__" else Program(imports=(module,))
         # Absolute: the other process may run later, in another directory.
-        return program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path))
+        return program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path), maker=maker)
 
     # --- the surfaces -------------------------------------------------------------------------------------
 
@@ -546,16 +569,62 @@ def call_request(command: str, arguments: Mapping[str, object], **options: Unpac
     )
 
 
-def find_handler(address: str) -> Callable[..., Any]:
-    """Return the function of `app:command` in a process that has imported it."""
+def find_handler(address: str, why: str = "importing the program does not define it") -> Callable[..., Any]:
+    """Return the function of `app:command` in a process that has imported it. Raises LookupError with the reason."""
     key, _, name = address.partition(":")
-    if key not in APPS:
+    if key.endswith("()"):
+        make_app(key)
+    elif key not in APPS and "/" in key:
+        importlib.import_module(key.partition("/")[0])  # raises what kept this process from importing it before
+    if key in APPS:
+        with contextlib.suppress(KeyError):
+            return APPS[key].handler(name)
+    if running_call.main_import_error:
+        raise LookupError(f"a worker process cannot import the program: {running_call.main_import_error}")
+    if "/" not in key and MAIN_ALIAS not in sys.modules:
         raise LookupError(f"{name!r} is defined in a notebook or a REPL and cannot run in a process; use a module")
-    return APPS[key].handler(name)
+    app = key.rpartition("/")[2]
+    missing = f"App {app!r} has no {name!r}" if key in APPS else f"there is no App {app!r}"
+    raise LookupError(f"{missing} in a worker process: {why}")
+
+
+def require_handlers(addresses: list[str], why: str) -> None:
+    """Raise Failure, or what importing raises, if this process cannot find one of these functions."""
+    for address in addresses:
+        try:
+            find_handler(address, why)
+        except LookupError as error:
+            raise Failure("TARGET_UNUSABLE", str(error)) from None
+
+
+def make_app(key: str) -> App:
+    """Call the function that makes an app, as `module/create()` names it, once in each process. Raises Failure."""
+    if key not in APPS:
+        module, _, path = key.removesuffix("()").partition("/")
+        made = _look_up(path, module)()
+        if not isinstance(made, App):
+            raise Failure("TARGET_UNUSABLE", f"{path}() returned a {type(made).__name__}, not an App")
+        made.use_key(key)
+    return APPS[key]
+
+
+def app_made_by(maker: App | Callable[[], App]) -> App:
+    """Return the app itself, or the one that a function makes, which workers find by its name."""
+    return maker if isinstance(maker, App) else make_app(f"{maker.__module__}/{maker.__qualname__}()")
 
 
 def describe(attribute: str, module: str) -> dict[str, Any]:
     """Return the catalogue of an app in a process that has imported it. Raises Failure."""
+    is_made = attribute.endswith("()")
+    found = make_app(f"{module}/{attribute}") if is_made else _look_up(attribute, module)
+    if not isinstance(found, App):
+        hint = f"; for the App that it makes, name {attribute}()" if callable(found) else ""
+        raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App{hint}")
+    return found.describe().to_plain()
+
+
+def _look_up(attribute: str, module: str) -> Any:
+    """Return what a module of this process has under a name. Raises Failure."""
     found: Any = sys.modules.get(module)
     if found is None:
         raise Failure("TARGET_UNUSABLE", "it could not be imported")
@@ -566,6 +635,4 @@ def describe(attribute: str, module: str) -> dict[str, Any]:
             apps = [repr(name) for name, each in vars(sys.modules[module]).items() if isinstance(each, App)]
             others = f", but {' and '.join(apps)}" if apps else ""
             raise Failure("TARGET_NOT_FOUND", f"there is no {attribute!r}{others}") from None
-    if not isinstance(found, App):
-        raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App")
-    return found.describe().to_plain()
+    return found

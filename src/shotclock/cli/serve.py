@@ -128,8 +128,8 @@ COMMANDS = {
         options=(
             argument(
                 "target",
-                "package.module:app or path/to/file.py:app (`:app` may be omitted); ui: browser and phone; shell: "
-                "commands (`shotclock serve shell --help`).",
+                "package.module:app or path/to/file.py:app (`:app` may be omitted; `:create()` names a function that makes "
+                "the App); ui: browser and phone; shell: commands (`shotclock serve shell --help`).",
                 suggestions=("ui", "shell"),
                 missing="missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)",
             ),

@@ -298,7 +298,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("RESULT_INVALID", 1, 500, False, UNKNOWN, "The result is not of the type that the command declares.",
                    "correct the function or its return annotation; data is what it returned"),
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
-                   "define it at the top level of an importable module, or use isolation='inline' if it is async"),
+                   "define it, and its App, at the top level of a module; for an App that a function makes: serve file.py:create()"),
         ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised an unexpected exception.",
                    "a bug in the function: its traceback is on stderr; to give callers a message, raise Failure(text)"),
         ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",

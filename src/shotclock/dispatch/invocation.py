@@ -188,11 +188,16 @@ class Target:
         return f"{self.file or self.module}:{self.attribute}"
 
     @property
+    def imported_as(self) -> str:
+        return self.module or MAIN_ALIAS
+
+    @property
     def program(self) -> Program:
         """Return how a process imports the target, from where `python FILE` and `python -m MODULE` would."""
         ours = [entry for entry in sys.path if entry]
         folder = os.path.dirname(self.file) if self.file else os.getcwd()
-        return Program(file=self.file, imports=(self.module,) if self.module else (), path=(folder, *ours))
+        maker = f"{self.imported_as}/{self.attribute}" if self.attribute.endswith("()") else ""
+        return Program(None, self.file, (folder, *ours), (self.module,) if self.module else (), maker)
 
 
 def parse_attribute(text: str) -> str:
@@ -200,9 +205,9 @@ def parse_attribute(text: str) -> str:
 
 
 def parse_target(text: str) -> Target:
-    """Read `package.module:app` or `path/to/file.py:app`. Raises Failure."""
+    """Read `package.module:app` or `path/to/file.py:app`, or with `()` the function that makes it. Raises Failure."""
     place, attribute = text.partition(":")[0], parse_attribute(text)
-    if not all(part.isidentifier() for part in attribute.split(".")):
+    if not all(part.isidentifier() for part in attribute.removesuffix("()").split(".")):
         raise Failure("TARGET_UNUSABLE", f"{attribute!r} cannot be the name of an App in {place!r}")
     if place.endswith(".py") or os.sep in place:
         if not os.path.isfile(place):
@@ -217,9 +222,8 @@ def parse_target(text: str) -> Target:
 async def learn(runtime: Runtime, target: Target) -> Catalogue:
     """Read the App's catalogue in a worker that imports it. Raises Failure with the reason."""
     runtime.tool = Tool(debug=True)  # the operator may see where the program fails to import
-    module = MAIN_ALIAS if target.file else target.module
-    describe = _asking("describe", "shotclock.app", "describe")
-    described = await runtime.call(describe, {"attribute": target.attribute, "module": module})
+    describe = asking("describe", "shotclock.app", "describe")
+    described = await runtime.call(describe, {"attribute": target.attribute, "module": target.imported_as})
     if described.ok and isinstance(described.data, dict):
         return Catalogue.from_plain(described.data)
     if described.code == "MACHINE_UNFIT":  # nothing was imported, and nothing is to blame but the machine
@@ -234,7 +238,7 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
 
 async def learn_files(runtime: Runtime, target: Target) -> list[str]:
     """Return the files of an App that was learned, which may change while it is served."""
-    found = await runtime.call(_asking("files", "shotclock.process.source_files", "source_files"), {})
+    found = await runtime.call(asking("files", "shotclock.process.source_files", "source_files"), {})
     files = found.value if found.ok else None
     return list(files) if isinstance(files, list) else [target.file] if target.file else []
 
@@ -242,13 +246,13 @@ async def learn_files(runtime: Runtime, target: Target) -> list[str]:
 async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Failure:
     """Import it once more, for the traceback of the failure."""
     if target.file:
-        again = _asking("import", "runpy", "run_path")
+        again = asking("import", "runpy", "run_path")
         imported = await runtime.call(again, {"path_name": target.file, "run_name": MAIN_ALIAS})
     else:
         missing = await _missing_module(runtime, str(target.module))
         if missing:
             return _no_module(missing)
-        again = _asking("import", "importlib", "import_module")
+        again = asking("import", "importlib", "import_module")
         imported = await runtime.call(again, {"name": target.module})
     if imported.ok or imported.code == "RESULT_NOT_SERIALIZABLE":  # a module is no data; it is there
         return _not_an_app(target, described)
@@ -260,7 +264,7 @@ async def _missing_module(runtime: Runtime, module: str) -> str | None:
     """Return the first of a module and the packages around it that is not there."""
     parts = module.split(".")
     for name in (".".join(parts[: end + 1]) for end in range(len(parts))):
-        found = await runtime.call(_asking("find", "importlib.util", "find_spec"), {"name": name})
+        found = await runtime.call(asking("find", "importlib.util", "find_spec"), {"name": name})
         if found.ok and found.value is None:
             return name
         if found.code != "RESULT_NOT_SERIALIZABLE":  # a package around it fails: the import says how
@@ -284,7 +288,8 @@ def _not_an_app(target: Target, described: Envelope) -> Failure:
     return Failure("TARGET_UNUSABLE", f"{target}: {message}", context=_shorten(_context(described)))
 
 
-def _asking(name: str, module: str, function: str) -> Operation:
+def asking(name: str, module: str, function: str) -> Operation:
+    """Return a question about a program, to a worker that has imported it."""
     return Operation(
         name,
         HandlerReference(module, function),

@@ -114,7 +114,8 @@ class RunningCall:
             raise
         except BaseException as error:
             is_main = module == MAIN_ALIAS and main_import_error
-            return "unimportable", f"{module}:{qualname}: {main_import_error if is_main else _describe_briefly(error)}"
+            place = "" if isinstance(error, LookupError) else f"{module}:{qualname}: "
+            return "unimportable", f"{place}{main_import_error if is_main else _describe_briefly(error)}"
         signature = signature_of(function)
         arguments, problems = signature.check(pickle.loads(payload))
         if problems:

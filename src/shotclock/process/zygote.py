@@ -406,7 +406,7 @@ def _prepare(
     except BaseException as error:
         running_call.main_import_error = f"{type(error).__name__}: {error}"
     for module, name in handlers:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # a function that makes an App may exit as well
             signature_of(running_call.find(module, name))
     if "pydantic" in sys.modules:
         # Late imports happen here once, not in the first call of each worker; a program without pydantic need not wait.

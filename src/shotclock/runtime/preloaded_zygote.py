@@ -32,6 +32,8 @@ class Program(NamedTuple):
     path: tuple[str, ...] | None = None
     """Default: that of this process."""
     imports: tuple[str, ...] = ()
+    maker: str = ""
+    """The function that makes the App, as `module/create()`. It is called once, before workers are forked."""
 
     @property
     def place(self) -> str | None:
@@ -122,6 +124,7 @@ class Preloaded:
         program = Program.running_here() if self._program is None else self._program
         path = list(sys.path if program.path is None else program.path)
         modules = [*program.imports, *self._modules]
+        handlers = [*self._handlers, *([("shotclock.app", f"make_app:{program.maker}")] if program.maker else [])]
         if self._program is None and "pydantic" in sys.modules:
             # Functions that are not registered yet may need it. A program without pydantic does without: each fork
             # would copy it.
@@ -129,7 +132,7 @@ class Preloaded:
         environment = dict(os.environ if self._environment is None else self._environment)
         # It may be larger than the socket's buffer; the zygote reads it when it is up.
         requests.settimeout(PREPARE_LIMIT_S)
-        ipc.send(requests, ("prepare", path, modules, self._handlers, program.module, program.file, environment))
+        ipc.send(requests, ("prepare", path, modules, handlers, program.module, program.file, environment))
         requests.setblocking(False)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.value_types import replace, value
 from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.invocation import Target, learn, parse_target
+from ..dispatch.invocation import Target, asking, learn, parse_target
 from ..inbox.inbox import Inbox
 from ..process.addresses import check_reach, listen_on, parse_address, url_of
 from ..process.clock import wall_time
@@ -67,6 +67,7 @@ class ServedApp(Protocol):
 
     def catalogue(self) -> Catalogue: ...
     def describe(self) -> Catalogue: ...
+    def explain_missing(self) -> str: ...
     @property
     def program(self) -> Program: ...
 
@@ -225,12 +226,20 @@ def serve_app(app: ServedApp, **written: Any) -> None:
         most_workers=share_descriptors(MOST_WORKERS)[0],
     )
 
-    async def own_catalogue() -> Catalogue:
-        return app.describe()
-
-    code = asyncio.run(_serve(runtime, app.program, options, own_catalogue))
+    code = asyncio.run(_serve(runtime, app.program, options, lambda: _describe(app, runtime)))
     if code:
         sys.exit(code)
+
+
+async def _describe(app: ServedApp, runtime: Runtime) -> Catalogue:
+    """Return the catalogue of an App of this process. Raises Failure if workers cannot find its functions."""
+    catalogue = app.describe()
+    addresses = [spec.handler.qualname.partition(":")[2] for spec in catalogue.everything]
+    require = asking("find", "shotclock.app", "require_handlers")
+    found = await runtime.call(require, {"addresses": addresses, "why": app.explain_missing()})
+    if not found.ok:
+        raise Failure("TARGET_UNUSABLE", f"{catalogue.name}: {(found.error or {}).get('message')}")
+    return catalogue
 
 
 def backstop_warnings(catalogue: Catalogue, operation_timeout_ms: int) -> list[str]:
@@ -342,11 +351,13 @@ async def open_server(app: ServedApp) -> AsyncIterator[McpServer]:
     """Serve an App to clients in this process, without a transport: for tests. Raises Failure."""
     runtime = Runtime(program=app.program, clocks=app.clocks, workers=app.workers or DEFAULT_WARM)
     with keep_users_code_out():
-        async with runtime, _connect(app.catalogue(), runtime, app.program, Options()) as dispatcher:
-            from .mcp_server import McpServer
+        async with runtime:
+            catalogue = await _describe(app, runtime)
+            async with _connect(catalogue, runtime, app.program, Options()) as dispatcher:
+                from .mcp_server import McpServer
 
-            await runtime.warm_up(WARM_UP_S)
-            yield McpServer(dispatcher)
+                await runtime.warm_up(WARM_UP_S)
+                yield McpServer(dispatcher)
 
 
 def serve_shell(limits: ShellLimits, folder: str) -> int:

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..app import App, CallOptions, call_request
+from ..app import App, CallOptions, app_made_by, call_request
 from ..core.envelope import Envelope
 from ..dispatch.dispatcher import Dispatcher
 from ..server.serve import open_server
@@ -63,9 +63,9 @@ class CommandCalls:
 class calls:
     """A block in which the commands of an App can be called: `with` in a test, `async with` in an async test."""
 
-    def __init__(self, app: App, *, home: str | os.PathLike[str] | None = None) -> None:
-        """Prepare calls of `app`. `home` is the folder of the store; by default a new one."""
-        self._app, self._home = app, home
+    def __init__(self, app: App | Callable[[], App], *, home: str | os.PathLike[str] | None = None) -> None:
+        """Prepare calls of an App, or of the one that a function makes. `home` is the folder of the store."""
+        self._app, self._home = app_made_by(app), home
         self._stack = contextlib.AsyncExitStack()
         self._runner: asyncio.Runner | None = None
 
@@ -98,8 +98,10 @@ class calls:
 
 
 @contextlib.asynccontextmanager
-async def client(app: App, *, home: str | os.PathLike[str] | None = None, **options: Any) -> AsyncIterator[Client]:
-    """Connect the SDK's client to the MCP server of an App, in this process.
+async def client(
+    app: App | Callable[[], App], *, home: str | os.PathLike[str] | None = None, **options: Any
+) -> AsyncIterator[Client]:
+    """Connect the SDK's client to the MCP server of an App, or of the one that a function makes, in this process.
 
     `options` are those of `mcp.Client`, such as `mode="legacy"` (the older protocol) and `elicitation_callback`.
     """
@@ -107,7 +109,7 @@ async def client(app: App, *, home: str | os.PathLike[str] | None = None, **opti
 
     options.setdefault("read_timeout_seconds", ANSWERED_WITHIN_S)
     with _store_in(home):
-        async with open_server(app) as server, Client(_transport_to(server.sdk), **options) as connected:
+        async with open_server(app_made_by(app)) as server, Client(_transport_to(server.sdk), **options) as connected:
             yield connected
 
 

@@ -616,7 +616,7 @@ def _check_function(path: Path_, written: object, folder: Path, default: str = "
     if not isinstance(written, str) or is_template(written):
         return
     place, colon, attribute = written.partition(":")
-    name = (attribute or default).partition(".")[0]
+    name = (attribute or default).partition(".")[0].removesuffix("()")
     rule, file = "function/missing", folder / place
     if not name:
         yield Finding(rule, f"{written!r} names no function", path, suggestion="write path/to/file.py:function")
