@@ -123,11 +123,55 @@ def test_the_first_rule_that_matches_counts() -> None:
         ([(deny, "write")], " write\0", unknown, {}, deny),
         ([(allow, "write"), (deny, "*")], "Write", unknown, {}, deny),
         ([(deny, "* force=true")], "push", unknown, {"force": True}, deny),
+        ([(allow, "fetch url=https://a.example/*"), (deny, "*")], "fetch", unknown, {"url": "https://a.example/b"}, allow),
+        ([(deny, "write path=/etc/*")], "write", unknown, {"path ": "/etc/a"}, deny),
+        ([(deny, "write path=/etc/*")], "write", unknown, {"\tPath\0x": "/etc/a"}, deny),
+        ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {"path": "/tmp/a", "path ": "/etc/b"}, deny),
         ([(deny, "write path=/etc/* mode=w")], "write", unknown, {"path": "/etc/a", "mode": "r"}, allow),
     ]
     for rules, tool, hints, arguments, expected in table:
         made = Rules(tuple(rule(*each) for each in rules))
         assert made.decide(tool, arguments, hints)[0] is expected, (rules, tool, arguments)
+
+
+def test_a_number_is_compared_by_its_value_however_it_is_written() -> None:
+    deny, allow = CallVerdict.DENY, CallVerdict.ALLOW
+    denied = Rules((rule(deny, "pay amount=100"),))
+    allowed = Rules((rule(allow, "pay amount=100"), rule(deny, "*")))
+    for literal in ("100", "100.0", "1e2", "1E+2", "100.00000000000000000001", "0.1e3"):
+        arguments = json.loads(f'{{"amount": {literal}}}')
+        assert denied.decide("pay", arguments, {})[0] is deny, literal
+        assert allowed.decide("pay", arguments, {})[0] is allow, literal
+    for written in ("1e2", " 100", "100.0", "1_00"):  # texts that a server may read as a number, or as a text
+        assert denied.decide("pay", {"amount": written}, {})[0] is deny, written
+        assert allowed.decide("pay", {"amount": written}, {})[0] is deny, written
+    for other in (101, 100.5, -100, 10, "1e999999999", "1e-999999999", float("inf"), float("nan"), True, None, [], {}):
+        assert denied.decide("pay", {"amount": other}, {})[0] is allow, other
+    assert denied.decide("pay", {"amount": [1, 1e2]}, {})[0] is deny
+    assert Rules((rule(deny, "pay amount=1e2"),)).decide("pay", {"amount": 100}, {})[0] is deny
+    assert Rules((rule(deny, "pay amount=1??"),)).decide("pay", {"amount": 1e2}, {})[0] is deny
+    # JavaScript reads every number as a double.
+    big = Rules((rule(deny, "pay id=9007199254740992"),))
+    assert big.decide("pay", {"id": 9007199254740993}, {})[0] is deny
+    assert big.decide("pay", {"id": 10**400}, {})[0] is allow
+
+
+def test_a_path_that_is_not_written_plainly_is_refused_where_a_rule_is_about_a_path() -> None:
+    deny, ask = CallVerdict.DENY, CallVerdict.ASK
+    spellings = [" /etc/x", "/etc/x ", "\t/etc/x", "file:///etc/x", "FILE:/etc/x", "~/x", "/tmp/../etc/x", "../etc/x", "/a\0b"]
+    for pattern in ("/etc/*", "/tmp/*", "secrets/*"):
+        for verdict in CallVerdict:
+            rules = Rules((rule(verdict, f"write path={pattern}"),))
+            for spelling in spellings:
+                for value in (spelling, ["/a", spelling]):
+                    decided, why = rules.decide("write", {"Path ": value}, {})
+                    assert decided is deny and "is not written plainly" in why, (pattern, verdict, value)
+            for plain in ("/usr/x", "notes.txt", "a..b/c", "", 5, None):
+                assert rules.decide("write", {"path": plain}, {})[0] is CallVerdict.ALLOW, plain
+            assert rules.decide("read", {"path": " /etc/x"}, {})[0] is CallVerdict.ALLOW, "it is about another tool"
+    for pattern in ("*.txt", "*", "*/etc/*", "https://*"):  # about a text
+        rules = Rules((rule(ask, f"write path={pattern}"),))
+        assert rules.decide("write", {"path": " a\nb"}, {})[0] is not deny, pattern
 
 
 def test_a_rule_that_cannot_be_read_is_refused_with_the_right_form() -> None:

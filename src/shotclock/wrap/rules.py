@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import posixpath
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -13,6 +15,8 @@ from ..core.value_types import value
 
 DESTRUCTIVE = "destructive"
 ALMOST = 0.85  # a word this like that of an annotation is a slip, which would let calls pass
+# Spellings of a path that only a server resolves: blanks at an end, control characters, `~`, a scheme, `..`.
+_UNPLAIN = re.compile(r"[\x00-\x1f\x7f]|^\s|\s$|^~|^[A-Za-z][A-Za-z0-9+.-]+:|(^|[/\\])\.\.([/\\]|$)")
 
 
 class CallVerdict(StrEnum):
@@ -47,20 +51,32 @@ class Rule:
         test = _ANNOTATIONS.get(self.tools)
         if test is not None:
             return test(hints)
-        # Some servers do not distinguish `delete` from `Delete`, or end a name at NUL.
-        is_like = fnmatchcase(tool.casefold().partition("\0")[0].strip(), self.tools.casefold())
+        is_like = fnmatchcase(_plain_name(tool), self.tools.casefold())
         return fnmatchcase(tool, self.tools) or (is_like and self.verdict is not CallVerdict.ALLOW)
 
     def matches_arguments(self, arguments: Mapping[str, object]) -> bool:
-        """Compare every way to write a name and a value. To allow, all have to match; otherwise one is enough."""
+        """Compare every way to write a name and a value. To allow, all have to match; otherwise one is enough.
+
+        A path that is not written plainly may match any pattern of paths.
+        """
         enough = all if self.verdict is CallVerdict.ALLOW else any
         for name, pattern in self.arguments:
-            # Some servers do not distinguish `path` from `Path`.
-            given = [item for key, item in arguments.items() if key.casefold() == name.casefold()]
-            texts = _texts_of(given)
-            if not texts or not enough(fnmatchcase(text, pattern) for text in texts):
+            texts = _texts_of(_named(name, arguments))
+            if not texts or not (_are_unplain(texts, pattern) or enough(self._fits(text, pattern) for text in texts)):
                 return False
         return True
+
+    def _fits(self, text: str, pattern: str) -> bool:
+        if fnmatchcase(text, pattern):
+            return True
+        number = _number(pattern)
+        # A server may read a text as the number that it looks like, but need not.
+        return number is not None and number in (text, None if self.verdict is CallVerdict.ALLOW else _number(text))
+
+    def find_unplain(self, arguments: Mapping[str, object]) -> str | None:
+        """Return the name of an argument whose path is not written plainly, so that this rule cannot decide on it."""
+        unplain = (name for name, pattern in self.arguments if _are_unplain(_texts_of(_named(name, arguments)), pattern))
+        return next(unplain, None)
 
     def __str__(self) -> str:
         return f"{self.verdict} {self.text}"
@@ -71,21 +87,48 @@ def annotations_of(hints: Mapping[str, object]) -> list[str]:
     return [word for word, matches in _ANNOTATIONS.items() if matches(hints)]
 
 
+def _plain_name(name: str) -> str:
+    """Return a name for a comparison: some servers do not distinguish `path` from `Path`, or end a name at NUL."""
+    return name.casefold().partition("\0")[0].strip()
+
+
+def _named(name: str, arguments: Mapping[str, object]) -> list[object]:
+    return [item for key, item in arguments.items() if _plain_name(key) == _plain_name(name)]
+
+
+def _are_unplain(texts: Iterable[str], pattern: str) -> bool:
+    """Return whether one of these is not written plainly, if the pattern is about a path and not about a text."""
+    is_about_path = "/" in pattern and "://" not in pattern and not pattern.startswith("*")
+    return is_about_path and any(_UNPLAIN.search(text) for text in texts)
+
+
+def _number(written: str | float) -> str | None:
+    """Return the one way to write the value of a number; None for other texts."""
+    try:
+        number = float(written)
+    except (ValueError, OverflowError):
+        return None
+    return None if not math.isfinite(number) else str(int(number)) if number.is_integer() else repr(number)
+
+
 def _texts_of(argument: object) -> list[str]:
-    """Return the texts that a pattern is compared with: each item of a list, and a path also in plain form.
+    """Return the texts that a pattern is compared with: each item of a list, a number by its value, exact and as most
+    servers read it, and a path also in plain form.
 
     Many servers read a list also from a text with JSON, and some end a text at NUL.
     """
     if isinstance(argument, list):
         return [text for item in argument for text in _texts_of(item)]
     text = argument if isinstance(argument, str) else json.dumps(argument, sort_keys=True)
+    if isinstance(argument, int | float) and not isinstance(argument, bool) and (number := _number(argument)):
+        return [text, number] if isinstance(argument, int) else [number]
     texts = [text]
     if "\0" in text:
         texts += _texts_of(text.partition("\0")[0])
     if text.lstrip()[:1] == "[":
         with contextlib.suppress(ValueError, RecursionError):
             texts += _texts_of(json.loads(text))
-    if "/" in text:
+    if "/" in text and "://" not in text:
         plain = posixpath.normpath(text)
         texts.append("/" + plain.lstrip("/") if plain.startswith("/") else plain)
     return texts
@@ -119,6 +162,9 @@ class Rules:
             return CallVerdict.DENY, "was denied: with --read-only, only tools that declare readOnlyHint are called"
         for rule in self.rules:
             if rule.matches_tool(tool, hints) and rule.matches_arguments(arguments):
+                if (unplain := rule.find_unplain(arguments)) is not None:
+                    what = f"its path {unplain!r} is not written plainly (no '..', '~', scheme or blanks at its ends)"
+                    return CallVerdict.DENY, f"was denied: {what}, and the rule '{rule}' cannot be applied to it"
                 is_denied = rule.verdict is CallVerdict.DENY
                 return rule.verdict, f"was denied by the rule '{rule}'" if is_denied else str(rule)
         return CallVerdict.ALLOW, ""
