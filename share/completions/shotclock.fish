@@ -448,6 +448,8 @@ complete -c shotclock -n '_shotclock_at \'/serve\'' -l audience -r -d 'With --is
 complete -c shotclock -n '_shotclock_at \'/serve\'' -l require-scope -r -d 'With --issuer: a scope that tokens must have.'
 complete -c shotclock -n '_shotclock_at \'/serve\'' -l operation-timeout -r -d 'The limit above every tool\'s own timeout, instead of the app\'s; 0 means no limit.'
 complete -c shotclock -n '_shotclock_at \'/serve\'' -l operation-timeout-ms -r -d 'The same in milliseconds.'
+complete -c shotclock -n '_shotclock_at \'/serve\'' -l pass-header -r -d 'With --http: functions see this header of a request in ctx.headers'
+complete -c shotclock -n '_shotclock_at \'/serve\'' -l result-limit -r -d 'Answer a call whose result is longer than this (64k, 1M), as JSON, with RESULT_TOO_LARGE.'
 complete -c shotclock -n '_shotclock_at \'/serve\'' -l elicitation -d 'Let clients that can ask their user decide proposals that are not destructive'
 complete -c shotclock -n '_shotclock_at \'/serve\'' -l reload -d 'Import the program anew when one of its files changes, and inform clients of changed lists'
 complete -c shotclock -n '_shotclock_at \'/serve\'' -l json -d 'Print the envelope of a refusal alone on stdout, also on a terminal'

@@ -22,7 +22,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import (
     Any,
@@ -117,6 +117,7 @@ class App(ExplainsMembers):
         elicitation: bool = False,
         list_page_size: int | None = None,
         lifespan: Callable[..., Any] | None = None,
+        errors_shown: tuple[type[Exception], ...] = (),
     ) -> None:
         """Make an app without commands. The options are described in docs/reference/app.md.
 
@@ -139,6 +140,10 @@ class App(ExplainsMembers):
             raise ValueError("list_page_size must be at least 1")
         self.list_page_size = list_page_size
         made_in = sys._getframe(1)
+        classes: Sequence[object] = errors_shown
+        if not all(isinstance(each, type) and issubclass(each, Exception) for each in classes):
+            raise TypeError(f"errors_shown: name classes of exceptions, as in (ValueError,), not {errors_shown!r}")
+        self.errors_shown = errors_shown
         self._module = made_in.f_globals.get("__name__", "__main__")
         self._maker = made_in.f_code.co_name
         self._commands: dict[str, CommandSpec] = {}
@@ -277,7 +282,8 @@ class App(ExplainsMembers):
         self._commands[name] = spec
         if not is_async and not options["stdin"]:
             function = refuse_questions(function, name)
-        self._functions[name] = keep_exit_code(check_result(function, spec), name)
+        self._functions[name] = ready = keep_exit_code(check_result(function, spec), name)
+        setattr(ready, "errors_shown", self.errors_shown)  # noqa: B010  read where it runs
         self._refuse_state_of_job(spec)
 
     def _reference(self, name: str, is_async: bool) -> HandlerReference:
@@ -341,7 +347,8 @@ class App(ExplainsMembers):
         spec.operation()
         self._served[spec.name] = spec
         ready = supplied if inspect.iscoroutinefunction(supplied) else refuse_questions(supplied, spec.name)
-        self._functions[spec.name] = change_result(ready, conversion_of(kind, spec.listing.mime_type))
+        self._functions[spec.name] = ready = change_result(ready, conversion_of(kind, spec.listing.mime_type))
+        setattr(ready, "errors_shown", self.errors_shown)  # noqa: B010
         return function
 
     def _check_name(self, name: str) -> None:
@@ -400,11 +407,9 @@ class App(ExplainsMembers):
         """Return why a worker process that imports the program does not have this app, or not all of it."""
         if self._maker == "<module>":
             return "it is defined where a worker process does not run, such as below `if __name__ == '__main__'`"
-        file = getattr(sys.modules.get(self._module), "__file__", None) or "file.py"
-        return (
-            f"it is made inside of {self._maker}(), which a worker process does not call: make it at the top level of "
-            f"its module, or serve that function: shotclock serve '{os.path.basename(file)}:{self._maker}()'"
-        )
+        target = f"{os.path.basename(self._file() or 'file.py')}:{self._maker}()"
+        made = f"it is made inside of {self._maker}(), which a worker process does not call: make it at the top level"
+        return f"{made} of its module, or serve that function: shotclock serve '{target}'"
 
     def handler(self, name: str) -> Callable[..., Any]:
         """Return the function of a command; for a name with a question mark, the one that only checks arguments."""
@@ -570,7 +575,7 @@ def call_request(command: str, arguments: Mapping[str, object], **options: Unpac
 
 
 def find_handler(address: str, why: str = "importing the program does not define it") -> Callable[..., Any]:
-    """Return the function of `app:command` in a process that has imported it. Raises LookupError with the reason."""
+    """Return the function of `app:command` in a process that has imported it. Raises Failure with the reason."""
     key, _, name = address.partition(":")
     if key.endswith("()"):
         make_app(key)
@@ -580,28 +585,28 @@ def find_handler(address: str, why: str = "importing the program does not define
         with contextlib.suppress(KeyError):
             return APPS[key].handler(name)
     if running_call.main_import_error:
-        raise LookupError(f"a worker process cannot import the program: {running_call.main_import_error}")
-    if "/" not in key and MAIN_ALIAS not in sys.modules:
-        raise LookupError(f"{name!r} is defined in a notebook or a REPL and cannot run in a process; use a module")
-    app = key.rpartition("/")[2]
-    missing = f"App {app!r} has no {name!r}" if key in APPS else f"there is no App {app!r}"
-    raise LookupError(f"{missing} in a worker process: {why}")
+        reason = f"a worker process cannot import the program: {running_call.main_import_error}"
+    elif "/" not in key and MAIN_ALIAS not in sys.modules:
+        reason = f"{name!r} is defined in a notebook or a REPL and cannot run in a process; use a module"
+    else:
+        app = key.rpartition("/")[2]
+        missing = f"App {app!r} has no {name!r}" if key in APPS else f"there is no App {app!r}"
+        reason = f"{missing} in a worker process: {why}"
+    raise Failure("TARGET_UNUSABLE", reason)
 
 
 def require_handlers(addresses: list[str], why: str) -> None:
     """Raise Failure, or what importing raises, if this process cannot find one of these functions."""
     for address in addresses:
-        try:
-            find_handler(address, why)
-        except LookupError as error:
-            raise Failure("TARGET_UNUSABLE", str(error)) from None
+        find_handler(address, why)
 
 
 def make_app(key: str) -> App:
     """Call the function that makes an app, as `module/create()` names it, once in each process. Raises Failure."""
     if key not in APPS:
         module, _, path = key.removesuffix("()").partition("/")
-        made = _look_up(path, module)()
+        maker = _look_up(path, module)
+        made = maker() if callable(maker) else maker
         if not isinstance(made, App):
             raise Failure("TARGET_UNUSABLE", f"{path}() returned a {type(made).__name__}, not an App")
         made.use_key(key)
@@ -615,15 +620,14 @@ def app_made_by(maker: App | Callable[[], App]) -> App:
 
 def describe(attribute: str, module: str) -> dict[str, Any]:
     """Return the catalogue of an app in a process that has imported it. Raises Failure."""
-    is_made = attribute.endswith("()")
-    found = make_app(f"{module}/{attribute}") if is_made else _look_up(attribute, module)
+    found = make_app(f"{module}/{attribute}") if attribute.endswith("()") else _look_up(attribute, module)
     if not isinstance(found, App):
         hint = f"; for the App that it makes, name {attribute}()" if callable(found) else ""
         raise Failure("TARGET_UNUSABLE", f"{attribute} is a {type(found).__name__}, not an App{hint}")
     return found.describe().to_plain()
 
 
-def _look_up(attribute: str, module: str) -> Any:
+def _look_up(attribute: str, module: str) -> object:
     """Return what a module of this process has under a name. Raises Failure."""
     found: Any = sys.modules.get(module)
     if found is None:

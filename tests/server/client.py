@@ -15,7 +15,7 @@ import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 
-from shotclock.core.envelope import ENVELOPE_KEY
+from shotclock.core.envelope import ENVELOPE_KEY, restore_data
 from tests.warm import WarmStart, starting_warm, zygote_pids
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -122,7 +122,12 @@ async def envelope_of(client: Client, tool: str, arguments: dict[str, Any] | Non
 def envelope_in(result: Any) -> Any:
     """The envelope of a result."""
     assert ENVELOPE_KEY in (result.meta or {}), result
-    return result.meta[ENVELOPE_KEY]
+    return restore_data(result.meta[ENVELOPE_KEY], result.structured_content)
+
+
+def envelope_on_wire(result: dict[str, Any]) -> Any:
+    """The envelope of a result as JSON."""
+    return restore_data(result["_meta"][ENVELOPE_KEY], result.get("structuredContent"))
 
 
 async def timed(awaitable: Any) -> tuple[Any, float]:

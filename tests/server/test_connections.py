@@ -21,7 +21,7 @@ from shotclock.core.clocks import WallTime
 from shotclock.inbox.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.runtime.bounds import eventually
-from tests.server.client import ADVERSARIES, ENDED_WITHIN_S, ROOT, STARTED_WITHIN_S
+from tests.server.client import ADVERSARIES, ENDED_WITHIN_S, ROOT, STARTED_WITHIN_S, envelope_on_wire
 from tests.warm import WarmStart
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
@@ -101,7 +101,7 @@ def call(port: int, tool: str, arguments: dict[str, Any], **more: Any) -> Any:
     with urllib.request.urlopen(request, timeout=30) as response:
         text = response.read().decode()
     found = re.search(r"^data: (\{.*)$", text, re.MULTILINE)
-    return json.loads(found[1] if found else text)["result"]["_meta"]["shotclock.dev/envelope"]
+    return envelope_on_wire(json.loads(found[1] if found else text)["result"])
 
 
 def test_a_flood_of_half_sent_requests_keeps_nobody_out_and_is_closed_in_time(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.server.client import (
     STARTED_WITHIN_S,
     connected,
     envelope_of,
+    envelope_on_wire,
     http_server,
     run,
     served,
@@ -94,9 +95,7 @@ def test_a_signal_stops_everything_and_those_who_wait_are_told(number: int, code
     with served("serve", ADVERSARIES) as process:
         hang_three(process, tmp_path)
         process.send_signal(number)
-        answers = {
-            (message := hear(process))["id"]: message["result"]["_meta"]["shotclock.dev/envelope"] for _ in range(3)
-        }
+        answers = {(message := hear(process))["id"]: envelope_on_wire(message["result"]) for _ in range(3)}
         assert set(answers) == {100, 101, 102}
         assert all(not envelope["ok"] for envelope in answers.values())
         assert process.wait(ENDED_WITHIN_S) == code
@@ -155,7 +154,7 @@ def test_lines_that_are_no_messages_are_answered_and_the_next_one_works() -> Non
             assert refused["error"]["code"] == -32700
         process.stdin.write(b"\n\n")
         say(process, 2, "noop", {"a": 2})
-        assert hear(process)["result"]["_meta"]["shotclock.dev/envelope"]["data"] == {"result": 2}
+        assert envelope_on_wire(hear(process)["result"])["data"] == {"result": 2}
 
 
 def test_a_client_that_never_reads_stderr_does_not_stop_the_server(tmp_path: Path) -> None:
@@ -164,18 +163,18 @@ def test_a_client_that_never_reads_stderr_does_not_stop_the_server(tmp_path: Pat
             folder = tmp_path / str(number)
             folder.mkdir()
             say(process, number, "writes-for-ever", {"folder": str(folder)})  # fills our stderr
-            assert hear(process)["result"]["_meta"]["shotclock.dev/envelope"]["error"]["code"] == "TIMEOUT"
+            assert envelope_on_wire(hear(process)["result"])["error"]["code"] == "TIMEOUT"
         for number in range(50):
             say(process, 100 + number, "raises", {})  # its traceback goes to stderr as well
             assert hear(process)["id"] == 100 + number
         say(process, 999, "noop", {"a": 3})
-        assert hear(process)["result"]["_meta"]["shotclock.dev/envelope"]["ok"]
+        assert envelope_on_wire(hear(process)["result"])["ok"]
 
 
 def test_what_a_tool_prints_goes_to_stderr_up_to_a_bound_and_that_it_is_cut_is_said_once(tmp_path: Path) -> None:
     with open(tmp_path / "stderr", "wb") as stderr, served("serve", ADVERSARIES, stderr=stderr) as process:
         say(process, 1, "floods", {"megabytes": 3})
-        assert hear(process)["result"]["_meta"]["shotclock.dev/envelope"]["data"] == {"result": "done"}
+        assert envelope_on_wire(hear(process)["result"])["data"] == {"result": "done"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(ENDED_WITHIN_S) == 143
     said = (tmp_path / "stderr").read_bytes()
@@ -183,7 +182,7 @@ def test_what_a_tool_prints_goes_to_stderr_up_to_a_bound_and_that_it_is_cut_is_s
     assert b"the last line\n" in said
     with open(tmp_path / "stderr", "wb") as stderr, served("serve", ADVERSARIES, stderr=stderr) as process:
         say(process, 1, "floods", {"megabytes": 100})
-        assert hear(process)["result"]["_meta"]["shotclock.dev/envelope"]["data"] == {"result": "done"}
+        assert envelope_on_wire(hear(process)["result"])["data"] == {"result": "done"}
         say(process, 2, "noop", {"a": 3})
         assert hear(process)["id"] == 2
     said = (tmp_path / "stderr").read_bytes()
@@ -456,7 +455,7 @@ def test_an_app_serves_itself_from_processes_of_their_own(tmp_path: Path) -> Non
     try:
         for number, tool in enumerate(("where", "where-async")):
             say(process, number, tool, {})
-            envelope = hear(process)["result"]["_meta"]["shotclock.dev/envelope"]
+            envelope = envelope_on_wire(hear(process)["result"])
             assert envelope["ok"], envelope
             assert envelope["data"]["result"] != process.pid
         assert process.stdin is not None
@@ -481,7 +480,7 @@ def test_the_backstop_really_stops_a_tool_that_has_no_timeout_and_warns_when_it_
         began = time.monotonic()
         say(process, 1, "unbounded", {"folder": str(tmp_path)})
         eventually(lambda: (tmp_path / "ready").exists(), within=STARTED_WITHIN_S)
-        envelope = hear(process)["result"]["_meta"]["shotclock.dev/envelope"]
+        envelope = envelope_on_wire(hear(process)["result"])
         assert envelope["error"]["code"] == "OPERATION_TIMEOUT"
         assert envelope["error"]["context"]["timeout_ms"] == 500
         assert envelope["meta"]["ending"] == "killed"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shotclock.server.stdio import LONGEST_LINE
-from tests.server.client import ADVERSARIES, MODERN, connected, run, served
+from tests.server.client import ADVERSARIES, MODERN, connected, envelope_on_wire, run, served
 from tests.server.test_lifecycle import hear, say
 
 BIG = "y" * (LONGEST_LINE + 1000)
@@ -30,7 +30,7 @@ def test_a_message_that_is_too_long_is_refused_and_the_next_one_works() -> None:
             assert refused["id"] == id
             assert str(LONGEST_LINE) in refused["error"]["message"]
             say(process, 100, "noop", {"a": 2})
-            assert hear(process)["result"]["_meta"]["shotclock.dev/envelope"]["ok"]
+            assert envelope_on_wire(hear(process)["result"])["ok"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from mcp_types import ElicitResult
 
 from shotclock import testing
 from shotclock.core.clocks import WallTime
-from shotclock.core.envelope import ENVELOPE_KEY
 from shotclock.inbox.access import Access, Principal, Role
 from shotclock.server import paused_calls
 from shotclock.store.store import Store
@@ -30,6 +29,7 @@ from tests.server.client import (
     NO_ANSWER_S,
     connected,
     envelope_in,
+    envelope_on_wire,
     http_server,
     run,
     served,
@@ -280,7 +280,7 @@ def test_each_message_that_a_client_over_http_has_not_read_is_counted() -> None:
     texts = [line["params"]["data"] for line in lines if "method" in line]
     seen = sum("x" in text for text in texts)
     noted = sum(int(text.split()[0]) for text in texts if text.endswith("the client reads slowly"))
-    warnings = lines[-1]["result"]["_meta"][ENVELOPE_KEY]["warnings"]
+    warnings = envelope_on_wire(lines[-1]["result"])["warnings"]
     unread = sum(each["context"]["unread"] for each in warnings if each["code"] == "LOG_INCOMPLETE")
     assert seen + noted + unread == 30_000 > seen, (seen, noted, unread)
 

@@ -26,6 +26,7 @@ from tests.server.client import (
     STARTED_WITHIN_S,
     connected,
     envelope_in,
+    envelope_on_wire,
     run,
     served,
 )
@@ -520,7 +521,7 @@ def test_a_signal_stops_all_jobs_and_answers_the_waiting_calls(number: int, code
         say(process, 1, "run", {"command": f"echo begun; {TREE.format(tmp_path)}"})
         pids = pids_in(tmp_path)
         process.send_signal(number)
-        answer = hear(process)["result"]["_meta"]["shotclock.dev/envelope"]
+        answer = envelope_on_wire(hear(process)["result"])
         assert (answer["error"]["code"], answer["data"]["output"]) == ("CANCELLED", "begun\n")
         assert (answer["meta"]["ending"], answer["meta"]["survivors"]) == ("killed", [])
         assert process.wait(ENDED_WITHIN_S) == code

@@ -19,7 +19,7 @@ from shotclock.server.serve import backstop_warnings, refuse_inline
 from shotclock.server.tool_calls import ToolCallMiddleware
 from shotclock.server.tool_request import read_request_meta
 from shotclock.server.tools import INTERVAL_S, ProgressReports, tools_of
-from tests.server.client import MODERN, run, timed
+from tests.server.client import MODERN, envelope_on_wire, run, timed
 
 LATE_S = 3.0
 
@@ -66,7 +66,12 @@ def request(name: str = "work", **meta: Any) -> Any:
         request_id=1,
         params={"name": name, "arguments": {}, "_meta": meta},
         protocol_version=MODERN,
-        session=SimpleNamespace(report_progress=None, client_capabilities=None),
+        session=SimpleNamespace(
+            report_progress=None,
+            client_capabilities=None,
+            client_params=None,
+            _connection=SimpleNamespace(session_id=None),
+        ),
         request=None,
     )
 
@@ -83,7 +88,7 @@ def test_the_backstop_answers_even_if_the_work_never_obeys(validate_envelope: An
         gate = gate_of(dispatcher, 200)
         result, took_s = await timed(call(gate))
         assert 0.2 <= took_s < 0.2 + LATE_S
-        envelope = validate_envelope(result["_meta"]["shotclock.dev/envelope"])
+        envelope = validate_envelope(envelope_on_wire(result))
         assert result["isError"]
         assert envelope["error"]["code"] == "OPERATION_TIMEOUT"
         assert envelope["error"]["context"]["timeout_ms"] == 200
@@ -124,7 +129,7 @@ def test_a_desk_that_raises_is_answered_for(validate_envelope: Any) -> None:
 
     async def scenario() -> None:
         result = await call(gate_of(Raising(spec()), 1000))
-        envelope = validate_envelope(result["_meta"]["shotclock.dev/envelope"])
+        envelope = validate_envelope(envelope_on_wire(result))
         assert envelope["error"]["code"] == "INTERNAL_ERROR"
         assert "a bug of ours" in envelope["error"]["message"]
 
@@ -136,7 +141,7 @@ def test_without_a_backstop_nothing_rings() -> None:
         dispatcher = StubbornDesk(spec())
         asyncio.get_running_loop().call_later(0.3, dispatcher.let_go.set)
         result = await call(gate_of(dispatcher, 0))
-        assert result["_meta"]["shotclock.dev/envelope"]["data"] == {"late": True}
+        assert envelope_on_wire(result)["data"] == {"late": True}
 
     run(scenario())
 

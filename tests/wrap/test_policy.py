@@ -123,7 +123,13 @@ def test_the_first_rule_that_matches_counts() -> None:
         ([(deny, "write")], " write\0", unknown, {}, deny),
         ([(allow, "write"), (deny, "*")], "Write", unknown, {}, deny),
         ([(deny, "* force=true")], "push", unknown, {"force": True}, deny),
-        ([(allow, "fetch url=https://a.example/*"), (deny, "*")], "fetch", unknown, {"url": "https://a.example/b"}, allow),
+        (
+            [(allow, "fetch url=https://a.example/*"), (deny, "*")],
+            "fetch",
+            unknown,
+            {"url": "https://a.example/b"},
+            allow,
+        ),
         ([(deny, "write path=/etc/*")], "write", unknown, {"path ": "/etc/a"}, deny),
         ([(deny, "write path=/etc/*")], "write", unknown, {"\tPath\0x": "/etc/a"}, deny),
         ([(allow, "write path=/tmp/*"), (deny, "*")], "write", unknown, {"path": "/tmp/a", "path ": "/etc/b"}, deny),
@@ -158,7 +164,17 @@ def test_a_number_is_compared_by_its_value_however_it_is_written() -> None:
 
 def test_a_path_that_is_not_written_plainly_is_refused_where_a_rule_is_about_a_path() -> None:
     deny, ask = CallVerdict.DENY, CallVerdict.ASK
-    spellings = [" /etc/x", "/etc/x ", "\t/etc/x", "file:///etc/x", "FILE:/etc/x", "~/x", "/tmp/../etc/x", "../etc/x", "/a\0b"]
+    spellings = [
+        " /etc/x",
+        "/etc/x ",
+        "\t/etc/x",
+        "file:///etc/x",
+        "FILE:/etc/x",
+        "~/x",
+        "/tmp/../etc/x",
+        "../etc/x",
+        "/a\0b",
+    ]
     for pattern in ("/etc/*", "/tmp/*", "secrets/*"):
         for verdict in CallVerdict:
             rules = Rules((rule(verdict, f"write path={pattern}"),))

@@ -6,10 +6,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from ..core.content import LONGEST_CONTENT
 from ..core.errors import Failure
 from ..core.value_types import replace
 from ..server.serve import Options, options_of, serve_inbox, serve_shell, serve_target
 from ..server.shell_jobs import ShellLimits
+from .exec import read_byte_count
 from .output import say_line
 from .parser import Subcommand, argument, duration, flag, option, positive_duration
 from .subcommand import Mistaken, deliver, engine_options, problem_in, run_subcommand, unstarted
@@ -62,6 +64,8 @@ def _serve(
         for option_name in ("operation_timeout", "operation_timeout_ms"):
             if values[option_name] is not None:
                 words += [f"--{option_name.replace('_', '-')}", str(values[option_name])]
+        if values["result_limit"] != LONGEST_CONTENT:
+            words += ["--result-limit", str(values["result_limit"])]
         from .serve_install import install_in  # a server does without it
 
         work = install_in(install, scope, name, target, words, yes)
@@ -128,8 +132,8 @@ COMMANDS = {
         options=(
             argument(
                 "target",
-                "package.module:app or path/to/file.py:app (`:app` may be omitted; `:create()` names a function that makes "
-                "the App); ui: browser and phone; shell: commands (`shotclock serve shell --help`).",
+                "package.module:app or path/to/file.py:app (`:app` may be omitted; `:create()` calls the function that "
+                "makes the App); ui: browser and phone; shell: commands (`shotclock serve shell --help`).",
                 suggestions=("ui", "shell"),
                 missing="missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)",
             ),
@@ -154,6 +158,19 @@ COMMANDS = {
                 "The limit above every tool's own timeout, instead of the app's; 0 means no limit.",
             ),
             option("--operation-timeout-ms", "N", "The same in milliseconds."),
+            option(
+                "--pass-header",
+                "NAME",
+                "With --http: functions see this header of a request in ctx.headers. Not one with credentials.",
+                repeats=True,
+            ),
+            option(
+                "--result-limit",
+                "SIZE",
+                "Answer a call whose result is longer than this (64k, 1M), as JSON, with RESULT_TOO_LARGE.",
+                default="8M",
+                read=read_byte_count,
+            ),
             flag(
                 "--elicitation",
                 "Let clients that can ask their user decide proposals that are not destructive. Nothing proves that a "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any
@@ -130,6 +130,19 @@ def as_data(value: object) -> dict[str, object] | list[object] | None:
     if value is None or isinstance(value, dict | list):
         return value
     return {"result": value}
+
+
+# Where the data of a success is in the result of an MCP tool: there alone, and `meta.data_in` names it.
+IN_STRUCTURE, IN_RESULT = "structuredContent", "structuredContent.result"
+
+
+def restore_data(carried: Mapping[str, object], structured: object) -> dict[str, object]:
+    """Return an envelope from the `_meta` of an MCP result, with the data that travelled beside it."""
+    meta = carried.get("meta")
+    place = meta.get("data_in") if isinstance(meta, dict) else None
+    if "data" in carried or place not in (IN_STRUCTURE, IN_RESULT) or not isinstance(structured, dict):
+        return dict(carried)
+    return {**carried, "data": structured if place == IN_STRUCTURE else as_data(structured.get("result"))}
 
 
 def build_envelope(

@@ -298,7 +298,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("RESULT_INVALID", 1, 500, False, UNKNOWN, "The result is not of the type that the command declares.",
                    "correct the function or its return annotation; data is what it returned"),
         ErrorEntry("HANDLER_NOT_IMPORTABLE", 1, 500, False, NONE, "A worker process cannot find this function.",
-                   "define it, and its App, at the top level of a module; for an App that a function makes: serve file.py:create()"),
+                   "define it and its App at the top level of a module, or serve file.py:create()"),
         ErrorEntry("INTERNAL_ERROR", 1, 500, False, UNKNOWN, "The handler raised an unexpected exception.",
                    "a bug in the function: its traceback is on stderr; to give callers a message, raise Failure(text)"),
         ErrorEntry("CHECKPOINTS_UNAVAILABLE", 1, 500, False, UNKNOWN, "A checkpoint could not be kept or looked up.",
@@ -384,6 +384,14 @@ RAISED_CODES = tuple(dict.fromkeys(code for _, code in _RAISED))
 def code_of(error: BaseException) -> str:
     """Return the code of an exception of a handler. One outside the table is a bug of the handler."""
     return next((code for kind, code in _RAISED if isinstance(error, kind)), "INTERNAL_ERROR")
+
+
+def shown_failure(error: BaseException, errors_shown: tuple[type[Exception], ...]) -> BaseException:
+    """Return an exception, as a failure with its text if its App names its class as one for callers."""
+    if isinstance(error, Failure) or not isinstance(error, errors_shown):
+        return error
+    name = type(error).__name__
+    return Failure("GENERAL_ERROR", str(error) or name, context={"exception": name})
 
 
 class Failure(Exception):

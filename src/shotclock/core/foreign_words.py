@@ -61,7 +61,7 @@ _OPTIONS = {
 # Members of FastMCP.
 _STATE = "keep state in the lifespan, or in a database"
 _FUNCTIONS = "call the function that makes it"
-_SESSIONS = "a function does not see the session of its client"
+_SESSIONS = "read ctx.caller for the client, its session and the claims of its token, and ctx.headers"
 CONTEXT = {
     **dict.fromkeys(("get_state", "set_state", "delete_state"), _STATE),
     **dict.fromkeys(("read_resource", "list_resources", "get_prompt", "list_prompts"), _FUNCTIONS),

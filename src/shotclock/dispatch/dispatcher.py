@@ -342,6 +342,7 @@ class Dispatcher:
             request.owner,
             call.proposal_id,
             request.asks,
+            request.caller,
         )
 
     def begin_job_command(self, action: str, parent: Deadline | None = None) -> Call:

@@ -21,8 +21,9 @@ from ..core.clocks import Clocks, WallTime, format_duration
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure
 from ..core.proposal import digest
-from ..core.value_types import value
+from ..core.value_types import as_dict, value
 from ..process.clock import wall_time
+from ..process.context import Caller
 from ..process.running_call import MAIN_ALIAS
 from ..runtime.call import Tool
 from ..runtime.preloaded_zygote import Program
@@ -64,6 +65,7 @@ class Invocation:
     proposal_id: str | None = None
     asks: Mapping[str, Any] | None = None
     """The capabilities of an MCP client that the job may ask."""
+    caller: Caller | None = None
 
     def key(self) -> str:
         """Return a digest of all that identifies the work: equal for the same work."""
@@ -105,6 +107,8 @@ class Invocation:
                 "resume_from": self.resume_from,
                 "proposal_id": self.proposal_id,
                 "asks": None if self.asks is None else dict(self.asks),
+                # Headers are of one request, and may be secret.
+                "caller": None if self.caller is None else {**as_dict(self.caller), "headers": {}},
             },
             max_lifetime_ms=interruption.max_lifetime_ms,
             idle_timeout_ms=interruption.idle_timeout_ms,
@@ -188,15 +192,11 @@ class Target:
         return f"{self.file or self.module}:{self.attribute}"
 
     @property
-    def imported_as(self) -> str:
-        return self.module or MAIN_ALIAS
-
-    @property
     def program(self) -> Program:
         """Return how a process imports the target, from where `python FILE` and `python -m MODULE` would."""
         ours = [entry for entry in sys.path if entry]
         folder = os.path.dirname(self.file) if self.file else os.getcwd()
-        maker = f"{self.imported_as}/{self.attribute}" if self.attribute.endswith("()") else ""
+        maker = f"{self.module or MAIN_ALIAS}/{self.attribute}" if self.attribute.endswith("()") else ""
         return Program(None, self.file, (folder, *ours), (self.module,) if self.module else (), maker)
 
 
@@ -223,7 +223,7 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
     """Read the App's catalogue in a worker that imports it. Raises Failure with the reason."""
     runtime.tool = Tool(debug=True)  # the operator may see where the program fails to import
     describe = asking("describe", "shotclock.app", "describe")
-    described = await runtime.call(describe, {"attribute": target.attribute, "module": target.imported_as})
+    described = await runtime.call(describe, {"attribute": target.attribute, "module": target.module or MAIN_ALIAS})
     if described.ok and isinstance(described.data, dict):
         return Catalogue.from_plain(described.data)
     if described.code == "MACHINE_UNFIT":  # nothing was imported, and nothing is to blame but the machine

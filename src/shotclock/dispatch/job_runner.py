@@ -27,11 +27,11 @@ from ..core.value_types import replace
 from ..inbox.approval import Approvals, ask_person
 from ..inbox.inbox import Inbox
 from ..process.clock import monotonic_ns, wall_time
-from ..process.context import ASK_CLIENT, ASK_LIMIT_MS, URL_COMPLETED, check_question
+from ..process.context import ASK_CLIENT, ASK_LIMIT_MS, URL_COMPLETED, Caller, check_question
 from ..process.kernel import this_process
 from ..process.runners import runners_folder, withdraw
 from ..runtime import telemetry
-from ..runtime.call import Call, Outcome, tool_of
+from ..runtime.call import Call, CallRequest, Outcome, tool_of
 from ..runtime.control import control_of
 from ..runtime.control_channel import runs as running_runs
 from ..runtime.outcomes import outcome_of_error
@@ -118,6 +118,8 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     async with runtime:
         runtime.open_channel(store.home)
         call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)))
+        if (caller := job.spec.get("caller")) is not None:
+            call.request = CallRequest(job.command, job.arguments, caller=Caller(**caller))
         running_runs[job.id] = listener.call = call
         working = asyncio.ensure_future(runtime.finish(call, listener))
         while not working.done():  # bounded by the work's own clocks

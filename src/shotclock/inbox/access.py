@@ -15,6 +15,7 @@ import os
 import pwd
 import re
 import secrets
+from collections.abc import Mapping
 from enum import StrEnum
 
 from ..core.clocks import MAX_MS, WallTime
@@ -57,6 +58,8 @@ class Principal:
     role: Role
     via: str = field(default="", compare=False)
     """The surface, for the audit trail: the command line, HTTP, an MCP client."""
+    claims: Mapping[str, object] = field(default_factory=dict, compare=False)
+    """Of the issuer's token that they bear, verified."""
 
     @classmethod
     def local(cls) -> Principal:

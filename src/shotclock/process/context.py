@@ -32,7 +32,7 @@ from ..core import client_forms
 from ..core.clocks import Clocks, Deadline, parse_duration_ms
 from ..core.errors import Failure
 from ..core.trace import TraceContext
-from ..core.value_types import entity
+from ..core.value_types import entity, field, value
 from . import clock, kernel
 from .clock import monotonic_ns, pause
 from .environment import CALL_VARIABLE, OVERTIME_VARIABLE
@@ -71,6 +71,18 @@ _EXEC_ENVIRONMENT, _SPAWN_ENVIRONMENT = 5, 2
 
 Survivors = Sequence[dict[str, object]]
 Then = Callable[[Survivors], object]
+
+
+@value
+class Caller:
+    """The client of a server that made the call. Outside of a server all of it is empty."""
+
+    principal: str | None = None  # the bearer of a token of the server or of its issuer
+    client: str = ""  # the client's own word
+    client_version: str = ""
+    session: str | None = None  # of an older client over HTTP
+    claims: Mapping[str, object] = field(default_factory=dict)  # of a verified token of the issuer
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class CallListener:
@@ -190,6 +202,7 @@ class Context(Generic[S]):
         trace: Traced,
         link: CallLink,
         skipped_steps: tuple[str, ...] = (),
+        caller: Caller | None = None,
     ) -> None:
         self.name = name
         self.request_id = request_id
@@ -198,6 +211,12 @@ class Context(Generic[S]):
         self._trace = trace
         self.link = link
         self._skipped_steps = skipped_steps
+        self.caller: Caller = caller or Caller()
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Return the headers of the client's request that `serve --pass-header` names, in lower case."""
+        return self.caller.headers
 
     @property
     def traceparent(self) -> str:

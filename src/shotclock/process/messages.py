@@ -48,6 +48,8 @@ class Run(NamedTuple):
     caller: tuple[str, bool, str]
     """Its id, whether it is sampled, its state."""
     overtime_address: str = ""
+    client: tuple[object, ...] = ()
+    """The fields of a Caller."""
 
 
 class MoveBell(NamedTuple):

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.clocks import Clocks, Deadline
 from ..core.envelope import describe_exception
-from ..core.errors import Failure, code_of
+from ..core.errors import Failure, code_of, shown_failure
 from ..core.trace import TraceContext, span_id_of
 from ..core.value_types import as_dict
 from . import ipc, messages
-from .context import Context, Stopped, context_class
+from .context import Caller, Context, Stopped, context_class
 from .messages import (
     Answer,
     Ask,
@@ -86,6 +86,7 @@ class RunningCall:
         trace_id, sampled, state = request.caller
         self.trace: TraceContext = TraceContext(trace_id, span_id_of(request.request_id), sampled, state)
         self.stopping: bool = False
+        self.errors_shown: tuple[type[Exception], ...] = ()
         self._context: Context | None = None
 
     def send(self, message: messages.FromWorker) -> None:
@@ -114,8 +115,9 @@ class RunningCall:
             raise
         except BaseException as error:
             is_main = module == MAIN_ALIAS and main_import_error
-            place = "" if isinstance(error, LookupError) else f"{module}:{qualname}: "
-            return "unimportable", f"{place}{main_import_error if is_main else _describe_briefly(error)}"
+            reason = f"{module}:{qualname}: {main_import_error if is_main else _describe_briefly(error)}"
+            return "unimportable", str(error) if isinstance(error, Failure) else reason
+        self.errors_shown = getattr(function, "errors_shown", ())
         signature = signature_of(function)
         arguments, problems = signature.check(pickle.loads(payload))
         if problems:
@@ -128,8 +130,9 @@ class RunningCall:
 
     def context(self, function: Callable[..., Any]) -> Context:
         request = self.request
+        skipped, caller = request.skipped_steps, Caller(*request.client)  # type: ignore[arg-type]
         self._context = context_class(signature_of(function).context_hint)(
-            request.name, request.request_id, self.deadline, request.depth, self.trace, self, request.skipped_steps
+            request.name, request.request_id, self.deadline, request.depth, self.trace, self, skipped, caller
         )
         return self._context
 
@@ -213,7 +216,8 @@ def reply_to_result(result: object) -> Reply:
         return ("unserializable", f"a {type(result).__name__} cannot leave its process: {_describe_briefly(error)}")
 
 
-def reply_to_error(error: BaseException) -> Reply:
+def reply_to_error(error: BaseException, errors_shown: tuple[type[Exception], ...] = ()) -> Reply:
+    error = shown_failure(error, errors_shown)
     if isinstance(error, Failure):
         with contextlib.suppress(Exception):
             error.data, error.context = to_valid_json(error.data)[0], to_valid_json(error.context)[0]

@@ -352,7 +352,7 @@ class SharedCall(RunningCall):
         except asyncio.CancelledError:
             return "cancelled", None
         except BaseException as error:
-            return reply_to_error(error)
+            return reply_to_error(error, self.errors_shown)
 
     async def _open_state(self, lifespan: Lifespan) -> Reply | None:
         """Wait until the state of the App is open. Return the reply if the function cannot be run."""
@@ -393,7 +393,7 @@ class SharedCall(RunningCall):
         except Stopped:
             reply = "cancelled", None
         except BaseException as error:
-            reply = reply_to_error(error)
+            reply = reply_to_error(error, self.errors_shown)
         if os.getpid() != self._worker.pid:
             os._exit(0)
         self._finished_ns = monotonic_ns()

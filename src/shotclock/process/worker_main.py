@@ -356,7 +356,7 @@ def _perform(call: OnlyCall) -> Reply:
     except BaseException as error:
         if call.coroutine is not None and type(error).__name__ == "CancelledError":
             return "cancelled", None  # by itself: nothing asked it to stop
-        return reply_to_error(error)
+        return reply_to_error(error, call.errors_shown)
     finally:
         if request.stdin_path is not None:
             read_stdin_from(os.devnull)

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.clocks import MAX_MS, NS_PER_MS, ClockKind, Deadline, Fired, in_seconds, parse_duration_ms, reserve_ms_for
-from ..core.envelope import ENVELOPE_KEY, Envelope, Problem
+from ..core.envelope import ENVELOPE_KEY, Envelope, Problem, restore_data
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_plain, warn_of_kept
 from ..core.trace import TRACEPARENT
@@ -371,6 +371,8 @@ class _ToolCall(Work):
             return Outcome(ending, settled), None
         data: dict[str, object] = {"content": talk.content_of(settled)}
         given = (settled.meta or {}).get(ENVELOPE_KEY)
+        if isinstance(given, dict):
+            given = restore_data(given, settled.structured_content)
         output = given if _is_envelope(given) else talk.output_of(settled)
         if settled.is_error and not _is_envelope(output):
             message = talk.text_of(settled).strip()[:MESSAGE_SHOWN] or "the tool failed without a message"

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ..dispatch.invocation import Stdin
     from ..inbox.access import Principal
     from ..inbox.person_wait import RunWait
-    from ..process.context import Answerer, OnLog, Progress
+    from ..process.context import Answerer, Caller, OnLog, Progress
     from .control import CallControl
 
 DEFAULT_CLOCKS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
@@ -214,6 +214,14 @@ class Call:
     def trace(self) -> TraceContext:
         """Return this call as the parent of other spans."""
         return self.caller.below(span_id_of(self.request_id))
+
+    @property
+    def client(self) -> Caller | None:
+        """Return the client of a server that made this call, or the one that this call is inside of."""
+        outer = self
+        while outer.inside_of is not None:
+            outer = outer.inside_of
+        return None if outer.request is None else outer.request.caller
 
     @property
     def no_time_left(self) -> bool:
@@ -572,6 +580,8 @@ class CallRequest:
     dry_run: bool = False
     validate_only: bool = False
     resume_from: str | None = None
+    caller: Caller | None = None
+    """The client of a server, for the function."""
     on_progress: Progress | None = None
     on_question: Answerer | None = None
     """Answers the questions of the handler's context that only this surface can."""

@@ -22,8 +22,8 @@ from ..core.arguments import NotSerializable, signature_of, to_valid_json
 from ..core.catalogue import Operation
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks
 from ..core.envelope import Envelope, Warning_, as_data, warning
-from ..core.errors import Ending, Failure
-from ..core.value_types import record
+from ..core.errors import Ending, Failure, shown_failure
+from ..core.value_types import as_dict, record
 from ..process import messages, spans
 from ..process.clock import monotonic_ns
 from ..process.context import (
@@ -233,13 +233,13 @@ class InlineCall(HandlerWork):
             if signature.context_name is not None:
                 skipped = self.listener.skipped_steps
                 arguments[signature.context_name] = self._context = context_class(signature.context_hint)(
-                    call.name, call.request_id, call.bound.bell, self._scope.depth, call, self, skipped
+                    call.name, call.request_id, call.bound.bell, self._scope.depth, call, self, skipped, call.client
                 )
             return outcome_of_value(await self._handler(**arguments))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a handler would end the caller's loop
-            return outcome_of_handler_error(error)
+            return outcome_of_handler_error(shown_failure(error, getattr(self._handler, "errors_shown", ())))
         finally:
             self._finished_ns = monotonic_ns()
 
@@ -444,6 +444,7 @@ class ProcessCall(HandlerWork):
                 self.listener.stdin_path,
                 (caller.trace_id, caller.sampled, caller.state),
                 self._ready.overtime_address,
+                tuple(as_dict(call.client).values()) if call.client is not None else (),
             )
         )
 

@@ -5,7 +5,7 @@ Open connections are bounded in number, and in the time that each may keep the s
     headers   from the connection, or its last answer   HEADERS_WITHIN_S
     body      from then on                              BODY_WITHIN_S
     answer    the work has clocks of its own            –
-              not read by the client                    TAKEN_WITHIN_S
+              not read by the client                    TAKEN_WITHIN_S, and MOST_UNSENT bytes of all together
 
 When all are in use, the oldest one without a whole request is dropped, so that half a request keeps no client out. All
 of this comes before authentication.
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 HEADERS_WITHIN_S = 10.0
 BODY_WITHIN_S = 30.0  # 4 MiB, over a line of a megabit a second
 TAKEN_WITHIN_S = 60.0
+# Of answers that their clients have not read, together. The connection that holds one for longest is dropped.
+MOST_UNSENT = 64 * 1024 * 1024
 CLOSED_WITHIN_S = 2.0  # for the last bytes of a closed connection to be read by its client
 # In one turn of the loop. The descriptor of a dropped connection is closed a turn later, so this many are kept spare.
 ACCEPTED_AT_ONCE = 16
@@ -77,6 +79,7 @@ class Connections:
         self._dropped = 0
         self._open: set[Connection] = set()
         self._incomplete: dict[Connection, None] = {}  # without a whole request, oldest first
+        self._unread: dict[Connection, None] = {}  # with an answer that the client does not read, oldest first
         self._connecting: set[asyncio.Task[Any]] = set()
         self._again: asyncio.TimerHandle | None = None
         self._make: Callable[[], Connection]
@@ -137,11 +140,11 @@ class Connections:
         self._complain(f"{self._dropped} connections were dropped before their request was complete")
         return True
 
-    def _complain(self, what: str) -> None:
+    def _complain(self, what: str, why: str = "") -> None:
         now_ns = monotonic_ns()
         if self._warned_at_ns is None or now_ns - self._warned_at_ns > COMPLAIN_EVERY_NS:
             self._warned_at_ns = now_ns
-            self._say(f"{what}; at most {self._most} are kept open, which follows from `ulimit -n`")
+            self._say(f"{what}; {why or f'at most {self._most} are kept open, which follows from `ulimit -n`'}")
 
     def wait_for_request(self, connection: Connection) -> None:
         if connection in self._open:
@@ -150,7 +153,21 @@ class Connections:
     def take_request(self, connection: Connection) -> None:
         self._incomplete.pop(connection, None)
 
+    def note_unread(self, connection: Connection) -> None:
+        """Count what a connection holds for its client; drop the oldest ones if all of them hold too much."""
+        self._unread.setdefault(connection)
+        while sum(each.transport.get_write_buffer_size() for each in self._unread) > MOST_UNSENT:
+            oldest = next(iter(self._unread))
+            self.note_read(oldest)
+            oldest.transport.abort()
+            limit = f"{MOST_UNSENT // 1024 // 1024} MiB are the most for all clients"
+            self._complain("the connection of a client that did not read its answer was dropped", limit)
+
+    def note_read(self, connection: Connection) -> None:
+        self._unread.pop(connection, None)
+
     def forget(self, connection: Connection) -> None:
+        self.note_read(connection)
         self._open.discard(connection)
         self._incomplete.pop(connection, None)
 
@@ -183,11 +200,13 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._connections.note_unread(self)
         if self._taken_timer is None:
             self._taken_timer = self.loop.call_later(TAKEN_WITHIN_S, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._connections.note_read(self)
         if self._taken_timer is not None:
             self._taken_timer.cancel()
             self._taken_timer = None

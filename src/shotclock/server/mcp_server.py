@@ -21,7 +21,8 @@ from .listing import Context, page_of
 from .prompts import offer_prompts
 from .resources import offer_resources
 from .subscriptions import ListChanged
-from .tool_calls import Clients, ToolCallMiddleware, principal_at
+from .tool_calls import Clients as Clients
+from .tool_calls import ToolCallMiddleware, principal_at
 from .tools import CONTROLS, ServerTools, tools_of
 
 
@@ -55,13 +56,13 @@ class McpServer:
         own_tools: ServerTools | None = None,
         tools: Mapping[str, Tool] | None = None,
         *,
-        reloads: bool = False,
+        clients: Clients | None = None,
     ) -> None:
         """Serve the commands of the dispatcher; with `own_tools`, these `tools` and no others."""
         catalogue = dispatcher.catalogue
         self._limit_ms = operation_timeout_ms
-        self._clients = Clients(reloads=reloads)
-        self._reloads = reloads
+        self._clients = clients or Clients()
+        self._reloads = reloads = self._clients.reloads
         self.sdk: SdkServer = SdkServer(
             catalogue.name, version=catalogue.version, instructions=catalogue.summary or None
         )

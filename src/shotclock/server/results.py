@@ -14,14 +14,14 @@ from mcp_types import SERVER_INFO_META_KEY
 from ..core.catalogue import JsonSchema
 from ..core.clocks import format_duration
 from ..core.content import LONGEST_CONTENT, blocks_of
-from ..core.envelope import ENVELOPE_KEY, Envelope
+from ..core.envelope import ENVELOPE_KEY, IN_RESULT, IN_STRUCTURE, Envelope
 from ..core.errors import SideEffects, error_entries, error_entry
 from ..core.json_values import as_text
 
 REMAINING = "shotclock.dev/remainingMs"
 # The SDK's readers give up on JSON nested deeper than about 200, and the client would never see the answer.
 MOST_NESTED = 100
-# As JSON. It is put into its message three times, and meanwhile the loop serves no other call.
+# As JSON. It is put into its message twice, and meanwhile the loop serves no other call.
 LONGEST_RESULT = LONGEST_CONTENT
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_BRACKET = re.compile(r"[^\[\]{}]+")
@@ -73,14 +73,16 @@ def render_result(
     has_schema: bool = True,
     has_state: bool = False,
     shown: str | None = None,
+    most: int = LONGEST_RESULT,
 ) -> dict[str, Any]:
     """Return the result of a tool; with `server_info`, in the form of the 2026 revision.
 
     `is_wrapped` names the value `result` in the structured content, as the announced schema does. Without a schema
     (`has_schema`), content blocks are sent as such. With `has_state` the schema allows unfinished work, too. The text
-    is `shown`, or without that the value, or the failure in sentences.
+    is `shown`, or without that the value, or the failure in sentences. The envelope of a
+    success with structured content does not have its data as well.
     """
-    envelope = make_fit(envelope)
+    envelope = make_fit(envelope, most)
     is_failure = not envelope.ok and not is_unfinished(envelope)
     blocks = blocks_of(_value_of(envelope)) if envelope.ok and not has_schema else None
     content = blocks or _content(envelope, shown)
@@ -89,7 +91,11 @@ def render_result(
     result: dict[str, Any] = {"content": content, "isError": is_failure}
     if not is_failure and blocks is None and (structured := _structured(envelope, is_wrapped)) is not None:
         result["structuredContent"] = structured
-    meta: dict[str, Any] = {ENVELOPE_KEY: envelope.to_dict()}
+    carried = envelope.to_dict()
+    if envelope.ok and "structuredContent" in result:
+        del carried["data"]
+        carried["meta"] = {**envelope.meta, "data_in": IN_RESULT if is_wrapped else IN_STRUCTURE}
+    meta: dict[str, Any] = {ENVELOPE_KEY: carried}
     if (remaining_ms := envelope.meta.get("remaining_ms")) is not None:
         meta[REMAINING] = remaining_ms
     if envelope.ok and is_wrapped and not has_state:
@@ -183,12 +189,12 @@ def _advise(envelope: Envelope) -> str:
     return "It may have had effects: look at them before you call it again"
 
 
-def make_fit(envelope: Envelope) -> Envelope:
-    """Return the envelope, or an error in place of a result that a client could not read."""
+def make_fit(envelope: Envelope, most: int = LONGEST_RESULT) -> Envelope:
+    """Return the envelope, or an error in place of a result that a client could not read, or should not get."""
     text = envelope.to_json()
-    if len(text) > LONGEST_RESULT:
+    if len(text) > most:
         hidden = "" if envelope.code is None else f"; its error was {envelope.code}"
-        message = f"the answer has {len(text)} characters, {LONGEST_RESULT} are the most{hidden}"
+        message = f"the answer has {len(text)} characters, {most} are the most{hidden}"
         return replace_by_error(envelope, "RESULT_TOO_LARGE", message)
     if _is_too_deep(text):
         message = f"the result is nested more than {MOST_NESTED} deep, which readers of JSON refuse"

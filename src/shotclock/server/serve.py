@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from .._version import __version__
 from ..core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ..core.clocks import Clocks, DurationError, WallTime, format_duration, parse_duration_ms
+from ..core.content import LONGEST_CONTENT
 from ..core.envelope import join_problems
 from ..core.errors import Failure
 from ..core.value_types import replace, value
@@ -45,6 +47,10 @@ MOST_WORKERS = 256  # every hanging sync call holds a process. Further calls wai
 WARM_UP_S = 10.0  # for the first workers to start before clients are served; a call before that only waits longer
 LAST_ANSWERS_S = 1.0  # for the last answers to reach their clients, once everything is stopped
 TRANSPORT_ENDS_S = 5.0  # for the transport to end. Each of its own waits is shorter
+LEAST_RESULT = 1024  # an error has to fit
+# Headers that say who a client is by a secret, and the page's own.
+_CREDENTIALS = ("authorization", "proxy-authorization", "cookie", "shotclock-proof")
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 FOR_CLIENTS = "for the MCP client that starts this command; for HTTP: `shotclock serve … --http HOST:PORT`"
 
 
@@ -59,6 +65,8 @@ class Options:
     on: Address | None = None  # the engine whose runs the operators' page shows
     authorisation: Authorisation | None = None  # the issuer whose tokens are accepted, from every client
     reload: bool = False  # the program is imported anew when one of its files changes
+    headers: tuple[str, ...] = ()  # of requests, that functions see
+    result_limit: int = LONGEST_CONTENT  # characters of an answer
 
 
 class ServedApp(Protocol):
@@ -81,6 +89,8 @@ def options_of(
     elicitation: bool = False,
     on: Address | None = None,
     reload: bool = False,
+    pass_header: Iterable[str] = (),
+    result_limit: object = LONGEST_CONTENT,
     **authorisation: Any,
 ) -> tuple[Options, list[dict[str, str]]]:
     """Return the options, and every mistake in them. `authorisation` has those of read_authorisation."""
@@ -101,6 +111,16 @@ def options_of(
         mistakes.append({"field": "reload", "message": "is for the author of an App, and does not go with --issuer"})
     if on is not None and http is None:
         mistakes.append({"field": "on", "message": "goes with --http: the operators' page shows its runs"})
+    headers = tuple(name.lower() for name in ([pass_header] if isinstance(pass_header, str) else pass_header))
+    if bad := [name for name in headers if name in _CREDENTIALS or not _HEADER.fullmatch(name)]:
+        why = "has credentials, which functions do not see" if bad[0] in _CREDENTIALS else "is no name of a header"
+        mistakes.append({"field": "pass_header", "message": f"{bad[0]!r} {why}"})
+    elif headers and http is None:
+        mistakes.append({"field": "pass_header", "message": "goes with --http: there are no headers on stdin"})
+    most = result_limit if isinstance(result_limit, int) else 0
+    if not LEAST_RESULT <= most <= LONGEST_CONTENT:
+        message = f"must be a number of bytes between {LEAST_RESULT} and {LONGEST_CONTENT}"
+        mistakes.append({"field": "result_limit", "message": message})
     if operation_timeout is not None and operation_timeout_ms is not None:
         message = "give it once: as a duration, or in milliseconds"
         mistakes.append({"field": "operation_timeout", "message": message})
@@ -117,7 +137,8 @@ def options_of(
             mistakes.append(
                 {"field": "operation_timeout_ms", "message": f"{written!r} is not a number of milliseconds"}
             )
-    return Options(address, limit_ms, require_token or has_issuer, elicitation, on, accepted, reload), mistakes
+    token = require_token or has_issuer
+    return Options(address, limit_ms, token, elicitation, on, accepted, reload, headers, most), mistakes
 
 
 def _has_tokens() -> bool:
@@ -291,7 +312,7 @@ async def _serve(
             learning = asyncio.ensure_future(find_catalogue())
             await asyncio.sleep(0)  # starts it, in other processes
             # Importing the SDK takes a second, while the App is imported elsewhere. A signal waits that long.
-            from .mcp_server import McpServer
+            from .mcp_server import Clients, McpServer
 
             catalogue = await signals.unless_arrived(learning)
             if catalogue is None:
@@ -300,7 +321,8 @@ async def _serve(
                 dispatcher = await running.enter_async_context(_connect(catalogue, runtime, program, options))
                 runtime.open_channel()
                 await signals.unless_arrived(runtime.warm_up(WARM_UP_S))
-                server = McpServer(dispatcher, options.operation_timeout_ms, reloads=reloaded is not None)
+                clients = Clients(reloads=reloaded is not None, headers=options.headers, most=options.result_limit)
+                server = McpServer(dispatcher, options.operation_timeout_ms, clients=clients)
                 for line in (*backstop_warnings(catalogue, server.operation_timeout_ms), *catalogue.notes):
                     stderr.say(line)
                 if reloaded is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -31,13 +31,13 @@ from ..core.value_types import record
 from ..dispatch.dispatcher import Dispatcher
 from ..inbox.access import ANONYMOUS, Principal
 from ..process.clock import monotonic_ns
-from ..process.context import ASK_CLIENT, RESOURCE_UPDATED, Scope, current_scope
+from ..process.context import ASK_CLIENT, RESOURCE_UPDATED, Caller, Scope, current_scope
 from ..runtime.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ..runtime.outcomes import outcome_of_error
 from .client_link import ClientLink, LogLevels
 from .listing import missing_in, refusal_of
 from .paused_calls import BackedCall, PausedCalls
-from .results import make_fit, names_result, render_result, replace_by_error
+from .results import LONGEST_RESULT, make_fit, names_result, render_result, replace_by_error
 from .subscriptions import Subscriptions
 from .tasks import Tasks
 from .tool_request import LONGEST_MS, RequestMeta, ToolRequest, read_request_meta
@@ -82,7 +82,9 @@ class CallCounts:
 class Clients:
     """The server's knowledge of its clients. It outlives a reload."""
 
-    def __init__(self, *, reloads: bool = False) -> None:
+    def __init__(self, *, reloads: bool = False, headers: Collection[str] = (), most: int = LONGEST_RESULT) -> None:
+        """Keep what is set for all: the `headers` of requests that functions see, `most` characters of an answer."""
+        self.reloads, self.headers, self.most = reloads, headers, most
         self.log_levels: LogLevels = LogLevels()
         self.subscriptions: Subscriptions = Subscriptions(reloads=reloads)
         self.paused: PausedCalls = PausedCalls()
@@ -120,6 +122,7 @@ class ToolCallMiddleware:
         self._stops: set[asyncio.Future[str]] = set()
         clients = clients or Clients()
         self._log_levels, self._paused = clients.log_levels, clients.paused
+        self._headers, self._most = clients.headers, clients.most
         self.counts: CallCounts = clients.counts
         self._subscriptions = clients.subscriptions
         self.tasks: Tasks = Tasks(dispatcher, self._render, principal_at)
@@ -174,6 +177,7 @@ class ToolCallMiddleware:
                 has_schema=name not in self._without_schema,
                 has_state=name in self._may_be_unfinished,
                 shown=text,
+                most=self._most,
             )
         except (TypeError, ValueError, RecursionError) as error:
             envelope.warnings = []
@@ -189,7 +193,7 @@ class ToolCallMiddleware:
     ) -> Envelope | dict[str, Any]:
         """Run the function of a resource, a prompt or a completion, as a tool runs."""
         envelope = await self._owner_of(ctx)._answer(ctx, name, arguments, is_tool=False)
-        return make_fit(envelope) if isinstance(envelope, Envelope) else envelope
+        return make_fit(envelope, self._most) if isinstance(envelope, Envelope) else envelope
 
     async def _answer(
         self, ctx: ServerRequestContext[Any, Any], name: str, arguments: object, *, is_tool: bool = True
@@ -212,6 +216,7 @@ class ToolCallMiddleware:
             principal_at(ctx.request),
             is_tool,
             self.tasks.asks_of(ctx, name),
+            _caller_at(ctx, self._headers),
         )
         try:
             paused = self._paused.take(ctx, request) if "requestState" in (ctx.params or {}) else None
@@ -317,6 +322,7 @@ class ToolCallMiddleware:
             on_progress=None if tool_request.link.progress is None else tool_request.link.note_progress,
             on_question=partial(self._answer_question, tool_request.link),
             asks=tool_request.asks,
+            caller=tool_request.caller,
             on_log=tool_request.link.log,
             repeat_hint=f"call the tool {name} again with the same arguments",
             refusal=refusal,
@@ -465,6 +471,20 @@ def principal_at(request: Any) -> Principal:
     from .web.auth import principal_of
 
     return principal_of(request)
+
+
+def _caller_at(ctx: ServerRequestContext[Any, Any], wanted: Collection[str]) -> Caller:
+    """Return the client of a request as functions see it, with the headers that `serve` passes."""
+    client, by = ctx.session.client_params, principal_at(ctx.request)
+    headers = None if ctx.request is None else ctx.request.headers
+    return Caller(
+        None if by == ANONYMOUS else by.name,
+        "" if client is None else client.client_info.name,
+        "" if client is None else client.client_info.version,
+        ctx.session._connection.session_id,
+        by.claims,
+        {name: ", ".join(headers.getlist(name)) for name in wanted if headers is not None and name in headers},
+    )
 
 
 def _answer_of(call: Call, task: asyncio.Task[Envelope]) -> Envelope:

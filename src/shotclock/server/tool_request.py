@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..inbox.access import Principal
+from ..process.context import Caller
 from .client_link import ClientLink
 from .results import REMAINING
 
@@ -67,3 +68,4 @@ class ToolRequest(NamedTuple):
     is_tool: bool = True  # else a resource, a prompt or a completion
     asks: Mapping[str, Any] | None = None
     """The capabilities of a client that a job may ask."""
+    caller: Caller | None = None

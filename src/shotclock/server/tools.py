@@ -110,12 +110,11 @@ def _meta_of(spec: CommandSpec) -> dict[str, Any] | None:
 
 def _hints(spec: CommandSpec) -> ToolAnnotations | None:
     """Return the hints that the author declared. Without one, the protocol's default counts: destructive."""
-    if not spec.mutates:
-        return ToolAnnotations(read_only_hint=True, open_world_hint=spec.open_world)
     return ToolAnnotations(
-        open_world_hint=spec.open_world,
+        read_only_hint=None if spec.mutates else True,
         destructive_hint=spec.destructive,
-        idempotent_hint=True if spec.idempotent else None,
+        idempotent_hint=spec.idempotent or None,
+        open_world_hint=spec.open_world,
     )
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..core.envelope import ENVELOPE_KEY, Envelope
+from ..core.envelope import ENVELOPE_KEY, Envelope, restore_data
 
 _ANYTHING: Any = object()
 LONGEST_DATA = 2_000  # characters of a value in a message
@@ -53,6 +53,8 @@ def _read(answer: object) -> dict[str, Any]:
         return answer.to_dict()
     meta = getattr(answer, "meta", None)
     found = meta.get(ENVELOPE_KEY) if isinstance(meta, Mapping) else answer
+    if isinstance(meta, Mapping) and isinstance(found, Mapping):
+        found = restore_data(found, getattr(answer, "structured_content", None))
     if not isinstance(found, Mapping) or not {"ok", "data", "error"} <= found.keys():
         raise TypeError(f"an envelope or the result of a tool call is expected, not {type(answer).__name__}")
     return dict(found)

@@ -73,10 +73,9 @@ class Rule:
         # A server may read a text as the number that it looks like, but need not.
         return number is not None and number in (text, None if self.verdict is CallVerdict.ALLOW else _number(text))
 
-    def find_unplain(self, arguments: Mapping[str, object]) -> str | None:
-        """Return the name of an argument whose path is not written plainly, so that this rule cannot decide on it."""
-        unplain = (name for name, pattern in self.arguments if _are_unplain(_texts_of(_named(name, arguments)), pattern))
-        return next(unplain, None)
+    def cannot_decide(self, arguments: Mapping[str, object]) -> bool:
+        """Return whether a path that the rule is about is not written plainly."""
+        return any(_are_unplain(_texts_of(_named(name, arguments)), pattern) for name, pattern in self.arguments)
 
     def __str__(self) -> str:
         return f"{self.verdict} {self.text}"
@@ -162,9 +161,9 @@ class Rules:
             return CallVerdict.DENY, "was denied: with --read-only, only tools that declare readOnlyHint are called"
         for rule in self.rules:
             if rule.matches_tool(tool, hints) and rule.matches_arguments(arguments):
-                if (unplain := rule.find_unplain(arguments)) is not None:
-                    what = f"its path {unplain!r} is not written plainly (no '..', '~', scheme or blanks at its ends)"
-                    return CallVerdict.DENY, f"was denied: {what}, and the rule '{rule}' cannot be applied to it"
+                if rule.cannot_decide(arguments):
+                    what = f"the rule '{rule}' is about a path that is not written plainly in this call"
+                    return CallVerdict.DENY, f"was denied: {what} (no '..', '~', scheme or blanks at its ends)"
                 is_denied = rule.verdict is CallVerdict.DENY
                 return rule.verdict, f"was denied by the rule '{rule}'" if is_denied else str(rule)
         return CallVerdict.ALLOW, ""

@@ -13,9 +13,9 @@ from mcp.client.auth import OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientMetadata
 
-from shotclock.core.envelope import ENVELOPE_KEY
 from shotclock.inbox.access import Role
 from tests.certificates import certificate
+from tests.server.client import envelope_in
 from tests.server.web.issuing import TestIssuer, issuing
 from tests.server.web.serving import ANSWER_WITHIN_S, Served, serving
 
@@ -115,7 +115,7 @@ def test_the_sdks_client_signs_in_and_its_job_is_its_own(served: Served, source:
             Client(streamable_http_client(url, http_client=http), read_timeout_seconds=ANSWER_WITHIN_S) as client,
         ):
             result = await client.call_tool(tool, arguments, meta=meta or None)
-            return (result.meta or {})[ENVELOPE_KEY]
+            return envelope_in(result)
 
     async def scene() -> None:
         metadata = OAuthClientMetadata(

@@ -123,7 +123,7 @@ class Issuer:
         if missing := [scope for scope in wanted.scopes if scope not in granted]:
             raise Failure("NOT_ALLOWED", f"the token lacks the scope {' '.join(missing)}")
         # No token of the store has a name with these characters, and the URL of an issuer has no `#`.
-        return Principal(f"{wanted.issuer}#{claims['sub']}", Role.AGENT)
+        return Principal(f"{wanted.issuer}#{claims['sub']}", Role.AGENT, claims=claims)
 
     async def _find_key(self, id: str | None, algorithm: str) -> jwt.PyJWK:
         """Return a key, waiting for a fetch only if it is not known. Raises Failure."""
