@@ -129,6 +129,31 @@ def test_a_success_is_the_value_as_text_and_as_structure_that_fits_the_schema(as
 
 
 @pytest.mark.slow
+def test_a_model_reads_what_to_do_about_work_that_is_not_found(ask: Any) -> None:
+    """The suggestions are in the text, not only in `_meta`."""
+    calls: list[tuple[str, dict[str, Any], str]] = [
+        (
+            "job",
+            {"action": "status", "job_id": "j-none"},
+            "JOB_NOT_FOUND: there is no job 'j-none'. List your jobs with",
+        ),
+        ("check-proposal", {"proposal_id": "p-none"}, "A server knows the proposals of its store: repeat the call"),
+        ("extend", {"by_ms": 1, "request_id": "none"}, "It has ended, or runs elsewhere: do not repeat this"),
+    ]
+
+    async def scenario(client: Client) -> None:
+        for tool, arguments, shown in calls:
+            result = await client.call_tool(tool, arguments)
+            assert result.is_error and shown in texts(result)[0], texts(result)
+        again = await client.call_tool("add", {"a": 1, "b": 2}, meta={"shotclock.dev/idempotencyKey": "k"})
+        assert envelope_in(again)["ok"]
+        reused = await client.call_tool("add", {"a": 1, "b": 3}, meta={"shotclock.dev/idempotencyKey": "k"})
+        assert "KEY_REUSED" in texts(reused)[0] and "Use a new key for a new call." in texts(reused)[0]
+
+    ask(scenario)
+
+
+@pytest.mark.slow
 def test_a_failure_is_readable_and_says_whether_a_repeat_is_safe(ask: Any) -> None:
     calls: list[tuple[str, dict[str, Any], list[str]]] = [
         ("add", {"a": 1}, ["ARG_ERROR: b: Field required. It changed nothing."]),

@@ -186,7 +186,10 @@ def test_tasks_are_cancelled_fail_truthfully_and_belong_to_their_principal(home:
         for method, params in unknown:
             for task_id, token in ((id, bob), (id[:6], alice), ("../x", alice), ("", alice), ("x" * 10_000, alice)):
                 error = post(url, method, token, taskId=task_id, **params)["error"]
-                assert (error["code"], error["message"]) == (-32602, f"there is no task {task_id[:100]!r}"), error
+                assert (error["code"], error["message"]) == (
+                    -32602,
+                    f"there is no task {task_id[:100]!r} in this server's store",
+                ), error
         assert post(url, "tasks/get", alice, taskId=7, mcp_name="7")["error"]["code"] == -32602
         assert post(url, "tasks/get", alice, taskId=id, mcp_name="other")["error"]["code"] == -32020
         assert post(url, "tasks/get", carol, taskId=id)["result"]["status"] == "working"
@@ -232,7 +235,7 @@ def test_a_task_asks_its_own_client_and_takes_the_first_answer(home: Home) -> No
         task_id, key = asking(url, alice)
     with http_server(target=ASKING) as (url, _):  # the question is in the store
         error = post(url, "tasks/update", bob, taskId=task_id, inputResponses={key: accepted("Eve")})["error"]
-        assert error["message"] == f"there is no task {task_id!r}"
+        assert error["message"] == f"there is no task {task_id!r} in this server's store"
         for wrong in ({"action": "maybe"}, {"roots": []}, "Ada", None):
             error = post(url, "tasks/update", alice, taskId=task_id, inputResponses={key: wrong})["error"]
             assert error["code"] == -32602 and key in error["message"], error

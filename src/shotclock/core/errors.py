@@ -125,7 +125,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("KEY_REUSED", 6, 409, False, NONE, "The idempotency key was used before, with other arguments.",
                    "use a new key for a new call"),
         ErrorEntry("JOB_NOT_FOUND", 5, 404, False, NONE, "There is no job of that id, or it was deleted.",
-                   "list the jobs; ended ones are kept for a day"),
+                   "list the jobs of this store (SHOTCLOCK_HOME); ended ones are kept for a day"),
         ErrorEntry("TARGET_NOT_FOUND", 5, 404, False, NONE, "What should be served is not there.",
                    "name a module or file and the App in it: package.module:app or path/to/file.py:app"),
         ErrorEntry("TARGET_UNUSABLE", 4, 412, False, NONE, "What should be served cannot be imported or is not an App.",
@@ -142,7 +142,7 @@ _ERRORS: dict[str, ErrorEntry] = {
                    "choose another id, or resume that run once its process is gone"),
         # The inbox.
         ErrorEntry("PROPOSAL_NOT_FOUND", 5, 404, False, NONE, "There is no proposal of that id.",
-                   "list the proposals, and check the spelling"),
+                   "list the proposals of this store (SHOTCLOCK_HOME), and check the spelling"),
         ErrorEntry("INBOX_FULL", 11, 429, True, NONE, "As many proposals are open as may be; this one was not made.",
                    "withdraw what is not wanted any more, or call again once some of them are decided or expired"),
         ErrorEntry("ALREADY_DECIDED", 6, 409, False, NONE, "This proposal is already decided.",

@@ -28,6 +28,16 @@ _NO_BRACKET = re.compile(r"[^\[\]{}]+")
 _NULL: JsonSchema = {"type": "null"}
 # Warnings that a model has to read: what it believes about the state of the App is no longer true.
 _LOSSES = ("HOST_REPLACED", "STATE_REBUILT")
+# What a model does next, where the general suggestion is for an author or a person.
+_NEXT = {
+    "CONFIRMATION_REQUIRED": "Call it again with confirm_destructive: true to have it done",
+    "RESULT_TOO_LARGE": "Call it with arguments that ask for less; if there are none, its author can return less",
+    "JOB_NOT_FOUND": "List your jobs with action list: a server knows those of its store, for a day after the end",
+    "PROPOSAL_NOT_FOUND": "A server knows the proposals of its store: repeat the call or the proposal for a new one",
+    "CALL_NOT_FOUND": "It has ended, or runs elsewhere: do not repeat this",
+    "JOB_LOST": "Call the command again: one with checkpoints continues from the last",
+    "KEY_REUSED": "Use a new key for a new call",
+}
 # Has FastMCP's client return the value itself as `data`, and not an object with it.
 _UNWRAP = {"wrap_result": True}
 # Of work that continues, or that a person has not approved.
@@ -172,10 +182,10 @@ def describe_failure(envelope: Envelope) -> str:
 
 def _own_suggestion(error: dict[str, Any]) -> list[str]:
     """Return the suggestion of this error. The general ones name options and fields that a model does not see."""
-    if error["code"] == "CONFIRMATION_REQUIRED":
-        return ["Call it again with confirm_destructive: true to have it done"]
     suggestion = error.get("suggestion")
-    return [] if not suggestion or any(suggestion == entry.hint for entry in error_entries()) else [suggestion]
+    if not suggestion or any(suggestion == entry.hint for entry in error_entries()):
+        suggestion = _NEXT.get(error["code"])
+    return [suggestion] if suggestion else []
 
 
 def _advise(envelope: Envelope) -> str:

@@ -172,7 +172,7 @@ class Tasks:
         of = self._principal_at(ctx.request).sees_jobs_of
         is_ours = job is not None and job.app == self._dispatcher.catalogue.name and job.command in self._specs
         if job is None or not is_ours or (of is not None and job.owner != of):
-            raise MCPError(code=INVALID_PARAMS, message=f"there is no task {task_id[:100]!r}")
+            raise MCPError(code=INVALID_PARAMS, message=f"there is no task {task_id[:100]!r} in this server's store")
         return job
 
 
