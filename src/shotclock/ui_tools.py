@@ -23,6 +23,7 @@ from pydantic import WithJsonSchema
 from ._version import __version__
 from .app import App
 from .core.errors import Failure, SideEffects
+from .core.signatures import declare
 from .process.content import Image
 from .process.context import Context
 from .ui.client import execute_async
@@ -138,8 +139,7 @@ def _add_tool(
     every.append(parameter("device", annotation=str, default=DEFAULT_DEVICE))
     tool.__name__ = tool.__qualname__ = name
     tool.__doc__ = "\n".join([text, *(["", "Args:", *lines] if lines else [])])
-    tool.__annotations__ = {each.name: each.annotation for each in every} | {"return": returned}
-    tool.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    declare(tool, inspect.Signature(every, return_annotation=returned))
     app.command(mutates=mutates, isolation="shared")(tool)
 
 

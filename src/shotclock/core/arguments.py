@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
-import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from .content import Content
 from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
 from .json_values import has_json_type
+from .signatures import CONTEXT_NAME, known_hints, read_hints, read_parameters
 from .validation import Problems, describe_key, plain_shape
 
 # pydantic and jsonschema are imported on use: they are slow, and most commands do not need them.
-
-CONTEXT_NAME = "ctx"
 
 
 class NotSerializable(Exception):
@@ -35,7 +32,7 @@ class HandlerParameter(NamedTuple):
 def parameters_of(function: Callable[..., Any]) -> list[HandlerParameter]:
     """Return the parameters of a function. Raises TypeError unless all can be passed by name."""
     found: list[HandlerParameter] = []
-    for each in inspect.signature(function).parameters.values():
+    for each in read_parameters(function).parameters.values():
         if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) and each.name != CONTEXT_NAME:
             use = "a list parameter" if each.kind is each.VAR_POSITIONAL else "a parameter with a name"
             raise TypeError(f"{function.__qualname__}: {each} is not supported; use {use}")
@@ -51,28 +48,21 @@ def parameters_of(function: Callable[..., Any]) -> list[HandlerParameter]:
 
 def context_name(function: Callable[..., Any]) -> str | None:
     """Return the parameter that receives the context: `ctx`, or one that is annotated with Context."""
-    parameters = inspect.signature(function).parameters
+    parameters = read_parameters(function).parameters
     if CONTEXT_NAME in parameters:
         return CONTEXT_NAME
-    hints = _hints(function)
+    hints = known_hints(function)
     return next((name for name in parameters if _is_context(hints.get(name))), None)
 
 
 def context_hint(function: Callable[..., Any]) -> Any:
     """Return the annotation of the parameter that receives the context, None if there is none."""
-    return _hints(function).get(context_name(function) or "")
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError):  # reported with the other mistakes of the signature
-        return {}
+    return known_hints(function).get(context_name(function) or "")
 
 
 def _is_context(hint: Any) -> bool:
     """Return whether an annotation is Context, a subclass, or one of them in a union."""
-    return any(getattr(each, "_is_call_context", False) for each in (hint, *typing.get_args(hint)))
+    return any(getattr(each, "_is_call_context", False) for each in (hint, *get_args(hint)))
 
 
 class Signature:
@@ -80,10 +70,7 @@ class Signature:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         parameters = parameters_of(function)
-        try:
-            hints = typing.get_type_hints(function, include_extras=True)
-        except NameError as error:
-            raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
+        hints = read_hints(function)
         self.context_name: str | None = context_name(function)
         self.context_hint: Any = hints.get(self.context_name or "")
         for name, hint in hints.items():

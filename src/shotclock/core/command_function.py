@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, get_type_hints
+from typing import Any
 
 from .arguments import NotSerializable, find_conversions, misfit, plain_schema, signature_of
 from .catalogue import CommandSpec
 from .content import holds_content, mentions_content
 from .errors import Failure, SideEffects
+from .signatures import read_hints, wraps
 
 
 def refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -115,7 +115,7 @@ def argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
     """Return the schema of the return type, if it has one. A list of anything has none: it may hold content."""
-    annotation = get_type_hints(function, include_extras=True).get("return")
+    annotation = read_hints(function).get("return")
     if annotation in (None, Any, list, list[Any], tuple) or mentions_content(annotation):
         return None
     if (schema := plain_schema(annotation)) is not None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from string import Formatter
 from types import UnionType
-from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypedDict, Union, get_args, get_origin
 
 from .arguments import HandlerParameter, parameters_of
 from .catalogue import ApprovedFile, Interruption, Isolation, SecretParameter
@@ -15,6 +15,7 @@ from .clocks import CLOCK_NAMES, Clocks, DurationError, format_duration, parse_d
 from .manifest import CONFIRM_FLAG, flag_name
 from .overtime import OvertimeError, OvertimePolicy
 from .proposal import Policy
+from .signatures import known_hints
 
 RESERVED = {CONFIRM_FLAG, "help"}
 """Names that a parameter cannot have. The first is an argument over MCP as well; the second describes the command."""
@@ -203,10 +204,7 @@ def read_limit_ms(name: str, written: object, ms: int | None, default: str = "0"
 
 def find_secrets(function: Callable[..., Any], app: str) -> tuple[SecretParameter, ...]:
     """Return the parameters of type `Secret[str]`, or `Secret[str] | None`."""
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except NameError:  # reported with the other mistakes of the signature
-        return ()
+    hints = known_hints(function, include_extras=True)
     found = []
     for parameter in parameters_of(function):
         hint = hints.get(parameter.name)

@@ -6,9 +6,7 @@ So it is in no schema, command line, approval, key or store. `Redaction` removes
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping
-from functools import wraps
 from typing import Any
 
 from pydantic import Secret as Secret
@@ -16,14 +14,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from .catalogue import SecretParameter
 from .errors import Failure
+from .signatures import declare, read_signature, wraps
 
 
 def supply_secrets(
     function: Callable[..., Any], secrets: tuple[SecretParameter, ...], environment: Mapping[str, str]
 ) -> Callable[..., Any]:
     """Return the function without its secret parameters. At each call they are read from the environment."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    adapters = {secret.name: TypeAdapter(hints[secret.name]) for secret in secrets}
+    written = read_signature(function)
+    adapters = {secret.name: TypeAdapter(written.parameters[secret.name].annotation) for secret in secrets}
 
     def values() -> dict[str, Any]:
         found = {}
@@ -52,9 +51,6 @@ def supply_secrets(
         def run(*arguments: Any, **named: Any) -> Any:
             return function(*arguments, **named, **values())
 
-    names = {secret.name for secret in secrets}
-    written = inspect.signature(function)
-    kept = [parameter for name, parameter in written.parameters.items() if name not in names]
-    run.__signature__ = written.replace(parameters=kept)  # type: ignore[attr-defined]
-    run.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name not in names}
+    kept = [parameter for name, parameter in written.parameters.items() if name not in adapters]
+    declare(run, written.replace(parameters=kept))
     return run

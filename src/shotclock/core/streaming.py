@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import typing
 from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from typing import Any, get_args
 
-from .arguments import CONTEXT_NAME, context_name, to_valid_json
+from .arguments import context_name, to_valid_json
+from .signatures import CONTEXT_NAME, declare, read_signature, with_context, wraps
 
 
 def yields(function: Callable[..., Any]) -> bool:
@@ -18,7 +17,7 @@ def yields(function: Callable[..., Any]) -> bool:
 
 def collect_items(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs a generator, writes each item to its context, and returns all of them."""
-    written = inspect.signature(function)
+    written = read_signature(function)
     wanted = context_name(function)
 
     def begin(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
@@ -48,20 +47,7 @@ def collect_items(function: Callable[..., Any]) -> Callable[..., Any]:
                 context.write(json.dumps(to_valid_json(item)[0]))
             return items
 
-    parameters = list(written.parameters.values())
-    if wanted is None:
-        place = next((n for n, each in enumerate(parameters) if each.kind is each.VAR_KEYWORD), len(parameters))
-        parameters.insert(place, inspect.Parameter(CONTEXT_NAME, inspect.Parameter.KEYWORD_ONLY))
-    run.__signature__ = written.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {**function.__annotations__, "return": _list_of_items(function)}
+    signature = with_context(written) if wanted is None else written
+    items = get_args(written.return_annotation)  # of `Iterator[T]` or the like
+    declare(run, signature.replace(return_annotation=list[items[0]] if items else list[Any]))  # type: ignore[valid-type]
     return run
-
-
-def _list_of_items(function: Callable[..., Any]) -> Any:
-    """Return the type of the result: `list[T]` of a function that declares `Iterator[T]` or the like."""
-    try:
-        declared = typing.get_type_hints(function, include_extras=True).get("return")
-    except NameError:  # reported with the other mistakes of the signature
-        declared = None
-    items = typing.get_args(declared)
-    return list[items[0]] if items else list[Any]  # type: ignore[valid-type]

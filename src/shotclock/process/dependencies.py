@@ -11,10 +11,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from functools import wraps
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
-from ..core.arguments import CONTEXT_NAME, context_hint, context_name
+from ..core.arguments import context_hint, context_name
+from ..core.signatures import (
+    CONTEXT_NAME,
+    declare,
+    known_hints,
+    read_parameters,
+    read_signature,
+    with_context,
+    wraps,
+)
 from ..core.value_types import value
 from .running_call import finish
 
@@ -35,12 +43,9 @@ def Depends(function: Callable[..., Any]) -> Any:
 
 def find_dependencies(function: Callable[..., Any]) -> dict[str, Dependency]:
     """Return the dependencies of a function by the names of their parameters."""
-    try:
-        hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # reported with the other mistakes of the signature
-        hints = {}
+    hints = known_hints(function, include_extras=True)
     found = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in read_parameters(function).parameters.values():
         written = (parameter.default, *get_args(hints.get(parameter.name))[1:])
         if (dependency := next((each for each in written if isinstance(each, Dependency)), None)) is not None:
             found[parameter.name] = dependency
@@ -54,11 +59,11 @@ def dependency_functions(function: Callable[..., Any]) -> list[Callable[..., Any
 
 def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function without its dependencies: they are opened before each call and closed after it."""
+    written = read_signature(function)
     dependencies = find_dependencies(function)
     if not dependencies:
         return function
     every = [each for dependency in dependencies.values() for each in _check(dependency)]
-    written = inspect.signature(function)
     wanted = context_name(function)
     name = function.__name__
 
@@ -85,13 +90,11 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
             raise _swallowed(name)
 
     kept = [parameter for parameter in written.parameters.values() if parameter.name not in dependencies]
-    if wanted is None:
-        place = next((at for at, each in enumerate(kept) if each.kind is each.VAR_KEYWORD), len(kept))
-        kept.insert(place, inspect.Parameter(CONTEXT_NAME, inspect.Parameter.KEYWORD_ONLY))
-    run.__signature__ = written.replace(parameters=kept)  # type: ignore[attr-defined]
-    run.__annotations__ = {key: hint for key, hint in function.__annotations__.items() if key not in dependencies}
-    if wanted is None:
-        run.__annotations__[CONTEXT_NAME] = next(filter(None, (context_hint(each.function) for each in every)), None)
+    signature = written.replace(parameters=kept)
+    if context_hint(function) is None:  # the first that a dependency declares
+        hints = (context_hint(each.function) for each in every)
+        signature = with_context(signature, next(filter(None, hints), signature.empty))
+    declare(run, signature)
     return run
 
 
@@ -99,7 +102,7 @@ def _check(dependency: Dependency) -> list[Dependency]:
     """Return a dependency and those that it needs. Raises TypeError for a parameter that nothing fills."""
     inner = find_dependencies(dependency.function)
     context = context_name(dependency.function)
-    for parameter in inspect.signature(dependency.function).parameters.values():
+    for parameter in read_parameters(dependency.function).parameters.values():
         is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.name not in (*inner, context) and parameter.default is parameter.empty and not is_variable:
             message = f"{parameter.name!r} has no value: it is neither ctx nor filled by Depends(…)"

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..core.clocks import format_duration
 from ..core.errors import Failure
+from ..core.signatures import read_parameters
 from ..core.value_types import entity
 
 # Openings that were given up and run on: a thread cannot be stopped. With so many, no further one is begun.
@@ -62,7 +63,7 @@ def check_lifespan(function: Callable[..., Any]) -> None:
     kinds = inspect.Parameter
     needed = [
         each
-        for each in inspect.signature(function).parameters.values()
+        for each in read_parameters(function).parameters.values()
         if each.default is each.empty and each.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
     ]
     if len(needed) > 1 or any(each.kind is each.KEYWORD_ONLY for each in needed):
@@ -70,7 +71,7 @@ def check_lifespan(function: Callable[..., Any]) -> None:
 
 
 def _takes_app(function: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(function).parameters.values()
+    parameters = read_parameters(function).parameters.values()
     return any(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
 
 

@@ -1,0 +1,71 @@
+"""Signatures of functions: their parameters, their resolved annotations, and the functions that wrap them.
+
+From Python 3.14 on annotations are evaluated when they are read, and kept in two places: to assign `__annotations__`
+clears `__annotate__`, which is the one that `functools.wraps` copies. So wrappers are declared here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., object])
+
+CONTEXT_NAME = "ctx"
+
+read_parameters: Callable[[Callable[..., object]], inspect.Signature] = inspect.signature
+"""Return the signature with the annotations as they are: none is evaluated, so none can fail."""
+
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+    read_parameters = functools.partial(inspect.signature, annotation_format=Format.FORWARDREF)
+
+
+def read_hints(function: Callable[..., object]) -> dict[str, Any]:
+    """Return the annotations of a function. Raises TypeError if one cannot be resolved."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception as error:  # an annotation may be any expression
+        raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
+
+
+def known_hints(function: Callable[..., object], *, include_extras: bool = False) -> dict[str, Any]:
+    """Return the annotations of a function, none if one cannot be resolved: of a command `read_hints` reports that."""
+    try:
+        return typing.get_type_hints(function, include_extras=include_extras)
+    except Exception:
+        return {}
+
+
+def read_signature(function: Callable[..., object]) -> inspect.Signature:
+    """Return the signature with resolved annotations. Raises TypeError if one cannot be resolved."""
+    hints = read_hints(function)
+    written = read_parameters(function)
+    parameters = [each.replace(annotation=hints.get(name, each.empty)) for name, each in written.parameters.items()]
+    return inspect.Signature(parameters, return_annotation=hints.get("return", written.empty))
+
+
+def with_context(signature: inspect.Signature, hint: object = inspect.Signature.empty) -> inspect.Signature:
+    """Return the signature with the parameter `ctx`."""
+    parameters = [each for each in signature.parameters.values() if each.name != CONTEXT_NAME]
+    place = next((at for at, each in enumerate(parameters) if each.kind is each.VAR_KEYWORD), len(parameters))
+    parameters.insert(place, inspect.Parameter(CONTEXT_NAME, inspect.Parameter.KEYWORD_ONLY, annotation=hint))
+    return signature.replace(parameters=parameters)
+
+
+def declare(function: Callable[..., object], signature: inspect.Signature) -> None:
+    """Give a function a signature, and the annotations in it."""
+    annotations = {each.name: each.annotation for each in signature.parameters.values()}
+    annotations["return"] = signature.return_annotation
+    function.__annotations__ = {name: each for name, each in annotations.items() if each is not signature.empty}
+    function.__signature__ = signature  # type: ignore[attr-defined]
+
+
+def wraps(function: Callable[..., object]) -> Callable[[F], F]:
+    """Do as `functools.wraps` does, and keep annotations that were declared."""
+    return functools.wraps(function, (*functools.WRAPPER_ASSIGNMENTS, "__annotations__"))  # type: ignore[return-value]
