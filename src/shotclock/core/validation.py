@@ -90,7 +90,7 @@ class Part:
     def __init_subclass__(cls) -> None:
         cls.model_fields = dict(cls.model_fields)
         cls._shape = None
-        for name in cls.__dict__.get("__annotations__", {}):  # noqa: RUF063 - `inspect` is slow to import
+        for name in cls.__annotations__:
             written = cls.__dict__.get(name, MISSING)
             info = written if isinstance(written, FieldInfo) else FieldInfo(written, (), Limits())
             cls.model_fields[name] = FieldInfo(info.default, info.keys or (name,), info.limits)
