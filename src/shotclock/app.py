@@ -89,6 +89,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_GRACE = "500ms"  # shorter than that of `exec`: the caller of a tool waits for it
 BUILT_IN = frozenset({"manifest", "job", "help"})
+_MAIN = ("__main__", MAIN_ALIAS)
 # The characters of MCP tool names.
 _COMMAND_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,127}")
 
@@ -154,7 +155,7 @@ class App(ExplainsMembers):
         self._entered: dict[object, _Entered] = {}
         """By event loop: loops in several threads have processes, and a state, of their own."""
         # Unique in its module, not among all: a worker imports this module alone.
-        self._key = key = name if self._module in ("__main__", MAIN_ALIAS) else f"{self._module}/{name}"
+        self._key = key = name if self._module in _MAIN else f"{self._module}/{name}"
         for number in range(2, 1000):
             if self._key not in APPS:
                 break
@@ -425,7 +426,7 @@ class App(ExplainsMembers):
         """Return the modules of this app for another process."""
         maker = self._key if self._key.endswith("()") else ""
         module = maker.partition("/")[0] or self._module
-        program = Program.running_here() if module == "__main__" else Program(imports=(module,))
+        program = Program.running_here() if module in _MAIN else Program(imports=(module,))
         # Absolute: the other process may run later, in another directory.
         return program._replace(path=tuple(os.path.abspath(entry) for entry in sys.path), maker=maker)
 
@@ -433,8 +434,8 @@ class App(ExplainsMembers):
 
     def __call__(self, argv: list[str] | None = None) -> None:
         """Run the command line: write one envelope and exit. Exit hooks have a few seconds, threads none."""
-        if worker_main.inside_worker:
-            return  # a worker imports the program for its functions and has no command line
+        if worker_main.inside_worker or self._module == MAIN_ALIAS:
+            return  # imported for its functions, by a worker or by a process of multiprocessing
         try:
             raise_on_stop()
             from .cli.app_cli import main

@@ -45,8 +45,8 @@ def test_pydantic_is_there_before_the_fork_where_a_command_of_the_app_needs_it_a
 ) -> None:
     (tmp_path / "days.py").write_text(APP.replace("TYPE", written))
     program = parse_target(f"{tmp_path}/days.py:app").program
-    found = Operation("imported", HandlerReference("__shotclock_main__", "imported"), isolation="process")
-    moved = Operation("next_day", HandlerReference("__shotclock_main__", "next_day"), isolation="process")
+    found = Operation("imported", HandlerReference("__mp_main__", "imported"), isolation="process")
+    moved = Operation("next_day", HandlerReference("__mp_main__", "next_day"), isolation="process")
     assert call(found, {"name": "pydantic"}, program=program).value is is_there
     assert call(moved, {"when": "2026-01-02"}, program=program).value == "2026-01-03"
     assert call(moved, {"when": 5.5}, program=program).code == "ARG_ERROR"

@@ -335,7 +335,7 @@ def test_what_keeps_a_server_on_stdin_from_starting_is_the_last_line_of_stderr_a
     *before, last = ran.stderr.decode().splitlines()
     envelope = validate_envelope(json.loads(last))
     assert (ran.code, envelope["error"]["code"]) == (4, "TARGET_UNUSABLE")
-    assert "__shotclock_main__" not in "\n".join(before)
+    assert "__mp_main__" not in "\n".join(before)
     assert sum("Traceback" in line for line in before) == 1, before
     assert any("ZeroDivisionError" in line for line in before)
     (tmp_path / "empty.py").write_text("x = 1\n")

@@ -3,7 +3,7 @@
 Those are killed when a limit ends the call, or listed. Python's functions that start processes are wrapped: each notes
 the new process for its call, and marks its environment, which finds daemons and background jobs. Not found are
 processes started by `os.system` or `os.forkpty`, under another loop than asyncio's, in a thread that the call made
-itself, or orphaned with an environment of their own.
+itself, or orphaned with an environment of their own or with that of `multiprocessing`'s fork server.
 
 docs/design.md: R29a.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import _posixsubprocess
 import asyncio
+import concurrent.futures
 import contextlib
 import inspect
 import json
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import Context as Variables
 from contextvars import ContextVar, copy_context
 from functools import partial
@@ -40,6 +41,7 @@ from .kill import kill_below, signal_process
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from multiprocessing.process import BaseProcess
 
     from typing_extensions import TypeVar
 
@@ -66,6 +68,8 @@ OnLog = Callable[[str, str, str | None], None]
 Answerer = Callable[[str, object], Coroutine[Any, Any, object] | None]
 """Answers a question of a handler's context; None for one that it does not know."""
 LOOK_PAUSE_S = 0.005
+KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Processes that multiprocessing starts once and keeps until the interpreter ends."""
 # Where `fork_exec` and `posix_spawn` take the environment.
 _EXEC_ENVIRONMENT, _SPAWN_ENVIRONMENT = 5, 2
 
@@ -415,8 +419,7 @@ class StartedProcesses:
         roots = [pid for pid, start in self._pids.items() if start in (kernel.start_of(pid), _UNSEEN)]
         roots += _find_marked(f"{CALL_VARIABLE}={self.mark}".encode())
         found = dict.fromkeys(pid for root in roots for pid in (root, *kernel.descendants(root)))
-        ours = (os.getpid(), *_helpers())
-        return [pid for pid in found if pid not in ours and not kernel.is_zombie(pid)]
+        return [pid for pid in found if pid != os.getpid() and not kernel.is_zombie(pid)]
 
     def stop(self, kill_ns: int) -> list[int]:
         """Send TERM now and KILL at `kill_ns`; return the survivors. Blocks until then, and for the limit of a kill."""
@@ -478,7 +481,7 @@ def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> No
     if _is_watching:
         return
     _is_watching = True
-    from concurrent.futures import ThreadPoolExecutor
+    from multiprocessing.process import BaseProcess
 
     fork_exec = _note_starts(_posixsubprocess.fork_exec, _EXEC_ENVIRONMENT)
     setattr(_posixsubprocess, "fork_exec", fork_exec)  # noqa: B010  what multiprocessing uses
@@ -486,7 +489,20 @@ def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> No
     for name in ("posix_spawn", "posix_spawnp"):
         setattr(os, name, _note_starts(getattr(os, name), _SPAWN_ENVIRONMENT))
     os.fork = _note_starts(os.fork, None)
-    ThreadPoolExecutor.submit = _submit_in_context(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+    pool = concurrent.futures.ThreadPoolExecutor
+    pool.submit = _submit_in_context(pool.submit)  # type: ignore[method-assign]
+    setattr(BaseProcess, "start", _note_process(BaseProcess.start))  # noqa: B010
+
+
+def _note_process(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
+    """Wrap the start of a process of `multiprocessing` to note it for the call: the fork server may be its parent."""
+
+    def start_and_note(process: BaseProcess) -> None:
+        start(process)
+        if process.pid is not None and (elsewhere := note_starts_elsewhere()) is not None:
+            elsewhere[1](process.pid)
+
+    return start_and_note
 
 
 def note_starts_elsewhere() -> tuple[str, Callable[[int], None]] | None:
@@ -530,7 +546,7 @@ def _note_starts(start: Callable[..., int], environment_at: int | None) -> Calla
 
     def note_and_start(*arguments: Any, **named: Any) -> int:
         scope = current_scope.get()
-        if scope is None:
+        if scope is None or (environment_at == _EXEC_ENVIRONMENT and _starts_helper(arguments[0])):
             return start(*arguments, **named)
         started = _started.get(scope)
         if started is None:
@@ -565,8 +581,14 @@ def _find_marked(entry: bytes) -> list[int]:
     return [int(name) for name in names if name.isdecimal() and entry in kernel.environment_of(int(name))]
 
 
-def _helpers() -> list[object]:
-    """Return the processes that Python's own modules keep for the whole program."""
+def _starts_helper(words: Iterable[object]) -> bool:
+    """Return whether a command is a helper that `multiprocessing` starts once for all calls: it belongs to none."""
+    return any(f"from {name} import main" in str(word) for word in words for name in KEPT_BY_PYTHON)
+
+
+def helpers_of_python() -> set[int]:
+    """Return the processes that `multiprocessing` keeps for this whole program."""
     tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    return [getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)]
+    pids = getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)
+    return {pid for pid in pids if pid is not None}

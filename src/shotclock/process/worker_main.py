@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from . import ipc, kernel, messages, spans
 from .clock import monotonic_ns
-from .context import Context, Stopped
+from .context import Context, Stopped, helpers_of_python
 from .environment import OVERTIME_VARIABLE, quiet_this_process, set_call_variables
 from .messages import BEGUN, SHARED, Answer, Ask, Done, FurtherCall, Logged, Partial, Progress, Run, Step, open_memory
 from .running_call import (
@@ -317,7 +317,7 @@ def _serve_one_at_a_time(
             _flush()
             os._exit(0)
         _flush()
-        leaked = _find_leaked() if kernel.has_children() else []
+        leaked = _find_leaked(call) if kernel.has_children() else []
         inbox.put_back(call.behind)
         try:
             _send(sock, Done(message.number, *reply, leaked, finished_ns))
@@ -365,10 +365,13 @@ def _perform(call: OnlyCall) -> Reply:
     return reply_to_result(result)
 
 
-def _find_leaked() -> list[dict[str, object]]:
+def _find_leaked(call: OnlyCall) -> list[dict[str, object]]:
     """Return the processes that the function left running, and collect its dead children."""
     command_pool = sys.modules.get("shotclock.process.command_pool")
-    ours = command_pool.pool.helpers() if command_pool is not None else []
+    ours = set(command_pool.pool.helpers() if command_pool is not None else [])
+    if helpers := helpers_of_python():
+        ours |= helpers
+        call.is_last = True  # their children would have the variables of this call
     for _ in range(_LEAK_LOOKS):
         if kernel.collect_dead():
             return []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ..process.context import KEPT_BY_PYTHON
 from ..process.leftovers import MARK, LeftProcess, Watch, pids
 
 MARKER = "shotclock_leaks"
@@ -19,8 +20,6 @@ MODES = ("fail", "warn", "off")
 # For processes that are being stopped when a test returns. A warning is not worth a longer wait in each of many tests.
 LEFT_WITHIN_S = {"fail": 3.0, "warn": 1.0}
 KILLED_WITHIN_S = 5.0  # only a process stuck in the kernel exhausts this
-# Processes that multiprocessing starts once and keeps until the interpreter ends.
-_KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 class ProcessesLeft(pytest.PytestWarning):
@@ -114,4 +113,4 @@ def _report(item: pytest.Item, watch: Watch) -> None:
 
 
 def _is_kept(process: LeftProcess) -> bool:
-    return any(name in process.cmdline for name in _KEPT_BY_PYTHON)
+    return any(name in process.cmdline for name in KEPT_BY_PYTHON)
