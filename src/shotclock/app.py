@@ -22,6 +22,7 @@ import os
 import re
 import sys
 import warnings
+from asyncio import get_running_loop
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import (
@@ -489,10 +490,10 @@ class App(ExplainsMembers):
             confirm_destructive=confirm_destructive,
         )
         async with self:  # calls without a context share the running one, too
-            return await self._entered[_running_loop()].dispatcher.call(request)
+            return await self._entered[get_running_loop()].dispatcher.call(request)
 
     async def __aenter__(self) -> Self:
-        loop = _running_loop()
+        loop = get_running_loop()
         if loop not in self._entered:
             self._report_mistakes()
             self._entered[loop] = _Entered(await self.dispatcher().__aenter__())
@@ -528,10 +529,10 @@ class App(ExplainsMembers):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        entered = self._entered[_running_loop()]
+        entered = self._entered[get_running_loop()]
         entered.times -= 1
         if not entered.times:
-            del self._entered[_running_loop()]
+            del self._entered[get_running_loop()]
             await entered.dispatcher.__aexit__(kind, error, trace)
 
 
@@ -541,12 +542,6 @@ class _Entered:
 
     dispatcher: Dispatcher
     times: int = 0
-
-
-def _running_loop() -> object:
-    from asyncio import get_running_loop  # not for the command line
-
-    return get_running_loop()
 
 
 class CallOptions(TypedDict, total=False):

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 from ..core.clocks import NS_PER_MS, format_duration
 from ..core.envelope import EX_IOERR, Envelope, Problem
 from ..core.errors import Ending, Failure, error_entry
-from ..core.visible_text import one_line
 from ..process.clock import monotonic_ns, pause
 from ..process.command_task import PIPE_ROOM
 from ..process.kill import STOP_SIGNALS
@@ -164,6 +163,8 @@ def summary_line(envelope: Envelope, program: str = "shotclock") -> str:
 
 def _mistakes_of_file(envelope: Envelope) -> str:
     """Return the suggestion, unless it only points at the mistakes, and a line for each mistake."""
+    from ..core.visible_text import one_line  # takes 3 ms, which `exec` does not need
+
     error = envelope.error or {}
     mistakes: Any = error.get("errors") or ()
     suggestion = str(error.get("suggestion") or "")

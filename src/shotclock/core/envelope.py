@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
@@ -26,7 +25,7 @@ LONGEST_MESSAGE = 4_000
 _MOST_FRAMES = 40
 _LONGEST_TRACEBACK = 32_000
 # Frames between a caller and the function that raised: ours, and the event loop's.
-_CALLERS = (f"{__file__.rpartition('/core/')[0]}/", f"{traceback.__file__.rpartition('/')[0]}/asyncio/")
+_CALLERS = (f"{__file__.rpartition('/core/')[0]}/", f"{json.__file__.rpartition('/json/')[0]}/asyncio/")
 MOST_CHANGES = 10
 _HALF = "[\ud800-\udfff]"
 
@@ -241,6 +240,9 @@ def whole_keys(value: dict[Any, Any]) -> list[Any]:
 
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
+    """Return the type, the message and the traceback."""
+    import traceback  # on Python 3.14 it takes as long as all else that `exec` imports
+
     try:
         text = str(error)
     except Exception:

@@ -15,13 +15,13 @@ import select
 import signal
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import NoReturn, TypeVar
 
 from ..core.clocks import NS_PER_MS
+from ..core.envelope import describe_exception
 from ..core.value_types import value
 from . import kernel
 from .clock import monotonic_ns
@@ -150,7 +150,7 @@ def _become(function: Callable[[], object], parent: int, answer: int, watch: _Si
         try:
             reply: tuple[str, object] = ("returned", function())
         except BaseException as error:
-            reply = ("raised", (type(error).__name__, str(error), "".join(traceback.format_exception(error))))
+            reply = ("raised", describe_exception(error))
         body = pickle.dumps(reply)
         message = memoryview(len(body).to_bytes(_PREFIX, "little") + body)
         while message:  # bounded by the parent, which reads, or kills us

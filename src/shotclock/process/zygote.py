@@ -402,7 +402,7 @@ def _prepare(
         with contextlib.suppress(BaseException):  # a program may exit when it is imported
             importlib.import_module(name)
     try:
-        _import_main(main_module, main_file)
+        _import_main(main_module, main_file, running_call.MAIN_ALIAS)
     except BaseException as error:
         running_call.main_import_error = f"{type(error).__name__}: {error}"
     for module, name in handlers:
@@ -415,18 +415,16 @@ def _prepare(
     worker_main.prepare_forks()
 
 
-def _import_main(main_module: str | None, main_file: str | None) -> None:
+def _import_main(main_module: str | None, main_file: str | None, name: str) -> None:
     """Import the main program under another name, so that its functions can be found."""
     import runpy
 
-    from .running_call import MAIN_ALIAS
-
     if main_module is None and main_file is None:
         return
-    module = types.ModuleType(MAIN_ALIAS)
+    module = types.ModuleType(name)
     if main_module is not None:
-        namespace = runpy.run_module(main_module, run_name=MAIN_ALIAS, alter_sys=True)
+        namespace = runpy.run_module(main_module, run_name=name, alter_sys=True)
     else:
-        namespace = runpy.run_path(str(main_file), run_name=MAIN_ALIAS)
+        namespace = runpy.run_path(str(main_file), run_name=name)
     module.__dict__.update(namespace)
-    sys.modules["__main__"] = sys.modules[MAIN_ALIAS] = module
+    sys.modules["__main__"] = sys.modules[name] = module

@@ -274,7 +274,7 @@ def _without_cut_start(tail: bytes) -> bytes:
 
 def carry_out(call: Call, body: Callable[[], Outcome]) -> Outcome:
     """Run the body of a call within its limits."""
-    from ..process import forked  # imports pickle and traceback, which `exec` does not need
+    from ..process import forked  # imports pickle, which `exec` does not need
 
     bell = call.bound.bell
     try:

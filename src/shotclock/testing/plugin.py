@@ -99,7 +99,8 @@ def _set_mark(token: str | None) -> None:
 def _report(item: pytest.Item, watch: Watch) -> None:
     mode = _mode_of(item)
     watch.before |= {process.pid for process in watch.alive() if _is_kept(process)}
-    left = watch.wait_until_alone(LEFT_WITHIN_S[mode])
+    # Again, because one of them may not have had its own command line before.
+    left = [process for process in watch.wait_until_alone(LEFT_WITHIN_S[mode]) if not _is_kept(process)]
     if not left:
         return
     count = "1 process" if len(left) == 1 else f"{len(left)} processes"
