@@ -171,7 +171,7 @@ steps:
   each: {exec: "echo {{ item }} > made", cwd: "{{ item }}", for_each: [x, y], artifacts: made}
   same: {exec: "echo {{ item }} > {{ item }}.txt", for_each: [x, y], artifacts: "?.txt"}
   again:
-    exec: "n=$(ls -d turn* 2>/dev/null | wc -l); touch turn$n; echo $n > again$n; test $n -ge 1"
+    exec: "n=$(find . -name 'turn*' | wc -l); touch turn$n; echo $n > again$n; test $n -ge 1"
     artifacts: "again?"
     on_fail: {run: fix}
   fix: {exec: "rm -f again0", on_success: {goto: again}}

@@ -56,6 +56,25 @@ def test_sh_has_pipefail_where_it_knows_it_and_says_nothing_where_it_does_not(ru
     assert "pipefail" not in said and "option" not in said and "nosuchprogram" in said
 
 
+@needs_bash
+def test_a_failure_without_a_word_on_stderr_names_the_programs_inside_pipes(run: Run) -> None:
+    envelope = run(
+        """
+        defaults: {shell: bash}
+        steps:
+          silent: {exec: "n=$(ls none* 2>/dev/null | wc -l); echo $n"}
+          several: {exec: "ls none* 2>/dev/null | grep x | cat"}
+          loud: {exec: "ls none* | wc -l"}
+          no_pipe: {exec: "false"}
+        """
+    )
+    messages = {name: step(envelope, name)["error"]["message"] for name in ("silent", "several", "loud", "no_pipe")}
+    assert messages["silent"].endswith("exit code 2; where the shell has `pipefail`, perhaps that of ls")
+    assert messages["several"].endswith("exit code 1; where the shell has `pipefail`, perhaps that of ls or grep")
+    assert "none" in step(envelope, "loud")["error"]["context"]["stderr"]
+    assert messages["loud"].endswith("exit code 2") and messages["no_pipe"].endswith("exit code 1")
+
+
 def test_a_command_fails_with_its_first_line_that_fails_unless_it_says_otherwise(run: Run) -> None:
     envelope = run(
         """

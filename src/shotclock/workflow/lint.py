@@ -537,8 +537,8 @@ def _check_scripts(workflow: WorkflowFile) -> Iterator[Finding]:
             is_error = refusal.is_error and "{%" not in part.exec
             yield Finding(refusal.rule, refusal.message, path, suggestion=refusal.suggestion, is_error=is_error)
         shell = part.shell or workflow.defaults.shell or ["sh"]
-        if not shell[0].endswith("bash") and (program := find_unheard(marked)) is not None:
-            message = f"a failure of {program} is not seen: where sh has no `pipefail`, the last in a pipe decides"
+        if not shell[0].endswith("bash") and (unheard := find_unheard(marked)):
+            message = f"a failure of {unheard[0]} is not seen: where sh has no `pipefail`, the last in a pipe decides"
             hint = "write `shell: bash`, or write the output to a file first"
             yield Finding("shell/pipe", message, path, suggestion=hint, is_error=False)
 

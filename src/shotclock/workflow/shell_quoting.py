@@ -121,20 +121,21 @@ _NEVER_FAILING = {
 }
 
 
-def find_unheard(command: str) -> str | None:
-    """Return the first program in a pipe whose failure would be hidden, or None."""
+def find_unheard(command: str) -> list[str]:
+    """Return the programs in pipes whose failure is hidden where the shell has no `pipefail`."""
     if "|" not in command or "pipefail" in command:
-        return None
+        return []
     try:
         commands = read_script(command).commands
     except TooDeep:
-        return None
+        return []
+    found: dict[str, None] = {}
     for number, piped in enumerate(commands):
         for before in commands[piped.piped_from : number] if piped.piped_from is not None else ():
             name, _ = _program(before)
             if name and MARK_START not in name and name not in _NEVER_FAILING:
-                return name
-    return None
+                found[name] = None
+    return list(found)
 
 
 _BY_ENV = "pass it by `env`, as a variable of the command"

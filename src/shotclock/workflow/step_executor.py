@@ -42,6 +42,7 @@ from .plan import (
 )
 from .run_context import ParallelSlots, RunContext, steps_at_work
 from .schema import schema_of_inputs
+from .shell_quoting import find_unheard
 from .state import (
     JsonObject,
     Reason,
@@ -308,6 +309,8 @@ class StepExecutor:
                 context[stream] = str(self._run.redaction.value(data[stream]))[-END_SHOWN:]
         if context:
             error["context"] = context
+        if envelope.code == "COMMAND_FAILED" and isinstance(step, CommandStep) and not context.get("stderr"):
+            error["message"] = f"{error['message']}{_perhaps_in_pipe(step.exec)}"
         if isinstance(suggestion := error.get("suggestion"), str):
             error["suggestion"] = _IN_DATA.sub(lambda found: _IN_STEP.get(found[1], f"output.{found[1]}"), suggestion)
         state.error = self._run.redaction.value(error)
@@ -672,3 +675,9 @@ def _kind_of(value: Any) -> str:
 
 def _error(code: str, message: str, rule: str) -> StepError:
     return StepFailed(code, message, rule).error | {"phase": "execution"}
+
+
+def _perhaps_in_pipe(script: str) -> str:
+    """Name the programs in pipes, for a failure without a word: nothing shows which failed, or what the shell knows."""
+    unheard = find_unheard(templates.with_marks(script))
+    return f"; where the shell has `pipefail`, perhaps that of {' or '.join(unheard)}" if unheard else ""
