@@ -297,7 +297,9 @@ def _stream(number: int, zygotes: Any) -> Any:
 def run(words: list[str]) -> None:
     """The program, as `__main__`."""
     main = types.ModuleType("__main__")
-    main.__dict__.update(__annotations__={}, __builtins__=sys.modules["builtins"], __loader__=BuiltinImporter)
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __loader__=BuiltinImporter)
+    if sys.version_info < (3, 14):
+        main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
     match words[1:]:
         case ["-m", module, *_]:
@@ -310,7 +312,9 @@ def run(words: list[str]) -> None:
             exec(compile(text, "<string>", "exec", dont_inherit=True), main.__dict__)
         case [file, *_]:
             path = os.path.join(os.getcwd(), file.removeprefix("./"))  # what the interpreter takes for absolute
-            main.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+            main.__dict__.update(__file__=path, __loader__=SourceFileLoader("__main__", path))
+            if sys.version_info < (3, 15):
+                main.__dict__["__cached__"] = None
             with open(path, "rb") as opened:
                 code = compile(opened.read(), path, "exec", dont_inherit=True)
             exec(code, main.__dict__)
@@ -404,10 +408,10 @@ def _become(words: list[str], environment: dict[str, str], fds: Mapping[int, int
 
 def show_without_us() -> None:
     """No traceback of the program's begins here."""
-    hook = sys.excepthook
+    hook, ours = sys.excepthook, __file__  # which is gone when the hook runs
 
     def show(kind: Any, error: Any, trace: Any) -> None:
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        while trace is not None and trace.tb_frame.f_code.co_filename == ours:
             trace = trace.tb_next
         hook(kind, error.with_traceback(trace), trace)
 
