@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, ForwardRef
 
 import shotclock
 import shotclock.testing
@@ -28,7 +28,9 @@ class Shown:
         self.value = value
 
     def __repr__(self) -> str:
-        text = self.value if isinstance(self.value, str) else inspect.formatannotation(self.value)
+        # Of a named tuple, before Python 3.14.
+        value = self.value.__forward_arg__ if isinstance(self.value, ForwardRef) else self.value
+        text = value if isinstance(value, str) else inspect.formatannotation(value)
         # An object has no text that a reader could type.
         return re.sub(r"<[^<>]*>", "…", text)
 

@@ -135,7 +135,7 @@ def test_a_file_that_is_not_json_is_refused_with_its_mistake_and_left_as_it_is(s
         ('{"a": 1,}', "line 1"),
         ("{\n  // a comment\n}", "line 2"),
         ("[]", "not an object"),
-        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "recursion"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "decoding a JSON array"),
         ('{"env": 3}', "env should be an object"),
         ('{"env": {"CLAUDE_CODE_SHELL_PREFIX": "/mine"}}', "'/mine' already"),
     ):

@@ -315,11 +315,15 @@ def test_a_table_of_another_form_in_pyproject_is_a_mistake(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_file_that_cannot_be_parsed_in_time_or_at_all_holds_no_command_up(sh: Shell):
-    for text, why in (("a = " + "[" * 20_000, b"nested too deeply"), ("a." * 200_000 + "a = 1", b"too long to read")):
+    # From Python 3.14 on its parser refuses both at once.
+    for text, whys in (
+        ("a = " + "[" * 20_000, (b"nested too deeply",)),
+        ("a." * 200_000 + "a = 1", (b"too long to read", b"nested too deeply")),
+    ):
         (sh.work / "shotclock.toml").write_text(text)
         code, out, err = sh.run("-c", "echo ran")
         assert (code, out, err.count(b"\n")) == (0, b"ran\n", 1)
-        assert why in err
+        assert any(why in err for why in whys)
 
 
 @pytest.mark.slow

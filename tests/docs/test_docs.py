@@ -49,7 +49,7 @@ NOT_RUN = {
 }
 
 # Pages that act on a real page, and are not run where there is no browser to do it in.
-NEEDS_BROWSER = {"tutorial-ui.md"}
+NEEDS_BROWSER = {"tutorial-ui.md", "serve-ui.md"}
 
 SEPARATOR = "\x1e"
 

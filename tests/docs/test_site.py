@@ -13,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from shotclock.core.errors import error_entries
+from shotclock.ui.browser import find_chromium
 from tools import site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,6 +154,8 @@ def test_the_corpora_are_as_large_as_the_page_says() -> None:
     page = (ROOT / "docs/testing.md").read_text("utf-8")
     claimed = {name: int(count) for count, name in re.findall(r"\| (\d+) \| \[(tests/[^]]+)\]", page)}
     assert len(claimed) > 10
+    if find_chromium() is None:  # one of its servers needs it
+        del claimed["tests/conformance/test_kill_matrix.py"]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", *claimed]
     listed = subprocess.run(command, cwd=ROOT, timeout=100, capture_output=True, text=True).stdout
     counted = {name: len(re.findall(rf"^{re.escape(name)}::", listed, re.MULTILINE)) for name in claimed}

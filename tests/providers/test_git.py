@@ -454,7 +454,8 @@ def test_a_remote_that_wants_a_password_is_not_waited_for(check_out: Checkout, w
     with Server(answers(reply)) as server:
         tried = check_out(f"http://127.0.0.1:{server.port}/repo.git", env=env)
     assert tried.result.rule == "git-checkout/failed"
-    assert "could not read Username" in tried.message
+    # The second are the words of git 2.53.
+    assert "could not read Username" in tried.message or "unable to get password from user" in tried.message
     assert not (tmp_path / "asked").exists()
     assert list(work.iterdir()) == []
 

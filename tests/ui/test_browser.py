@@ -19,7 +19,7 @@ from shotclock.ui import client
 from shotclock.ui.browser import FLAGS, find_chromium
 
 from .conftest import act, data_of
-from .pages import Session, is_alive, pids_with, session_in
+from .pages import Session, is_alive, needs_browser, pids_with, session_in
 
 pytestmark = pytest.mark.slow
 
@@ -274,6 +274,7 @@ def test_a_caller_that_leaves_stops_its_execution(session: Session) -> None:
 def test_a_caller_that_leaves_while_the_device_is_started_keeps_nobody_out_and_has_done_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    needs_browser()
     go, slow = tmp_path / "go", tmp_path / "slow"
     slow.write_text(f'#!/bin/sh\nwhile [ ! -e {go} ]; do sleep 0.1; done\nexec {find_chromium()} "$@"\n')
     slow.chmod(0o755)

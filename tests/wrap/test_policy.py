@@ -443,4 +443,5 @@ def test_the_process_in_front_stays_small_with_an_inbox(server: Server) -> None:
         for number in range(20):
             assert "waits for approval" in client.ask("write_file", path=str(number))["content"][0]["text"]
         pages = int(Path(f"/proc/{client.process.pid}/statm").read_text().split()[1])
-        assert pages * os.sysconf("SC_PAGESIZE") < 30 * 1024 * 1024
+        most_mb = 30 if sys.version_info < (3, 14) else 36  # its asyncio and sqlite3 are larger
+        assert pages * os.sysconf("SC_PAGESIZE") < most_mb * 1024 * 1024
