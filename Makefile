@@ -78,8 +78,8 @@ test: $(STAMP) browser programs ## the whole suite, with coverage on Python 3.12
 	$(PYTEST) -m "alone and not soak" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # Each version in a venv of its own, .venv-3.12 and so on. A pyenv shim of a version that is not activated does not run.
-PYTHONS := 3.11 3.12 3.13
-test-matrix: ## the whole suite on Python 3.11, 3.12 and 3.13, as far as they are found on PATH or under pyenv
+PYTHONS := 3.11 3.12 3.13 3.14 3.15
+test-matrix: ## the whole suite on Python 3.11 to 3.15, as far as they are found on PATH or under pyenv
 	@failed=; found=; \
 	for version in $(PYTHONS); do \
 	  python=; \

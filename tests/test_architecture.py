@@ -325,3 +325,24 @@ def test_no_file_but_the_clocks_own_repeats_which_clocks_there_are() -> None:
     files = {path: source for path, source in sources().items() if path != "core/clocks.py"}
     broken = [f"{path}:{line}" for path, source in files.items() for line in lists_of_clocks(source)]
     assert not broken, "take the names from core/clocks.py (CLOCK_NAMES, WORK_CLOCKS)"
+
+
+# --- one list of versions of Python, and one place that gives wrappers their signatures ------------------------------
+
+
+def test_the_versions_of_python_are_the_same_wherever_they_are_listed() -> None:
+    classifiers = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text("utf-8"))
+    (listed,) = re.findall(r"^PYTHONS := (.*)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    (tested,) = re.findall(r"python: \[(.*)\]", (ROOT / ".github/workflows/ci.yml").read_text("utf-8"))
+    page = (ROOT / "docs/reference/stability.md").read_text("utf-8")
+    assert classifiers == listed.split() == re.findall(r"[\d.]+", tested)
+    assert f"Python {classifiers[0]} to {classifiers[-1]}" in page
+    assert f"Python {classifiers[0]} to {classifiers[-1]}" in (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_only_one_module_wraps_functions_and_declares_their_annotations() -> None:
+    """From Python 3.14 on the two ways to keep annotations undo each other."""
+    ways = (r"functools import .*\bwraps\b", r"functools\.wraps", "__(annotations|signature)__ ?=", r"get_type_hints\(")
+    written = re.compile("|".join(ways))
+    found = {path for path, source in sources().items() if path != "core/signatures.py" and written.search(source)}
+    assert found == {"core/json_values.py"}  # reads the hints of a class

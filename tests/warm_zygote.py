@@ -299,7 +299,7 @@ def run(words: list[str]) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __loader__=BuiltinImporter)
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}
+        main.__dict__.update(__annotations__={})
     sys.modules["__main__"] = main
     match words[1:]:
         case ["-m", module, *_]:
