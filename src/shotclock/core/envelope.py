@@ -241,7 +241,7 @@ def whole_keys(value: dict[Any, Any]) -> list[Any]:
 
 def describe_exception(error: BaseException) -> tuple[str, str, str]:
     """Return the type, the message and the traceback."""
-    import traceback  # on Python 3.14 it takes as long as all else that `exec` imports
+    import traceback  # slow on Python 3.14
 
     try:
         text = str(error)

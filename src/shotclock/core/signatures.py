@@ -1,7 +1,7 @@
-"""Signatures of functions: their parameters, their resolved annotations, and the functions that wrap them.
+"""Signatures of functions and of the functions that wrap them.
 
-From Python 3.14 on annotations are evaluated when they are read, and kept in two places: to assign `__annotations__`
-clears `__annotate__`, which is the one that `functools.wraps` copies. So wrappers are declared here and nowhere else.
+From Python 3.14 on `functools.wraps` copies `__annotate__`, which an assigned `__annotations__` clears. So wrappers are
+declared here alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., object])
 CONTEXT_NAME = "ctx"
 
 read_parameters: Callable[[Callable[..., object]], inspect.Signature] = inspect.signature
-"""Return the signature with the annotations as they are: none is evaluated, so none can fail."""
+"""Return the signature without resolving annotations."""
 
 if sys.version_info >= (3, 14):
     from annotationlib import Format
@@ -31,11 +31,12 @@ def read_hints(function: Callable[..., object]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
     except Exception as error:  # an annotation may be any expression
-        raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
+        name = getattr(function, "__qualname__", function)
+        raise TypeError(f"{name}: annotation cannot be resolved: {error}") from None
 
 
 def known_hints(function: Callable[..., object], *, include_extras: bool = False) -> dict[str, Any]:
-    """Return the annotations of a function, none if one cannot be resolved: of a command `read_hints` reports that."""
+    """Return the annotations of a function, none if one cannot be resolved."""
     try:
         return typing.get_type_hints(function, include_extras=include_extras)
     except Exception:
@@ -43,7 +44,7 @@ def known_hints(function: Callable[..., object], *, include_extras: bool = False
 
 
 def read_signature(function: Callable[..., object]) -> inspect.Signature:
-    """Return the signature with resolved annotations. Raises TypeError if one cannot be resolved."""
+    """Return the signature with resolved annotations. Raises TypeError."""
     hints = read_hints(function)
     written = read_parameters(function)
     parameters = [each.replace(annotation=hints.get(name, each.empty)) for name, each in written.parameters.items()]
@@ -67,5 +68,5 @@ def declare(function: Callable[..., object], signature: inspect.Signature) -> No
 
 
 def wraps(function: Callable[..., object]) -> Callable[[F], F]:
-    """Do as `functools.wraps` does, and keep annotations that were declared."""
+    """Return `functools.wraps` that keeps declared annotations."""
     return functools.wraps(function, (*functools.WRAPPER_ASSIGNMENTS, "__annotations__"))  # type: ignore[return-value]

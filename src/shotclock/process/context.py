@@ -69,7 +69,7 @@ Answerer = Callable[[str, object], Coroutine[Any, Any, object] | None]
 """Answers a question of a handler's context; None for one that it does not know."""
 LOOK_PAUSE_S = 0.005
 KEPT_BY_PYTHON = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Processes that multiprocessing starts once and keeps until the interpreter ends."""
+"""Processes that Python starts once and keeps."""
 # Where `fork_exec` and `posix_spawn` take the environment.
 _EXEC_ENVIRONMENT, _SPAWN_ENVIRONMENT = 5, 2
 
@@ -495,7 +495,7 @@ def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> No
 
 
 def _note_process(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
-    """Wrap the start of a process of `multiprocessing` to note it for the call: the fork server may be its parent."""
+    """Wrap a start of `multiprocessing` to note the process, whose parent may be the fork server."""
 
     def start_and_note(process: BaseProcess) -> None:
         start(process)
@@ -582,12 +582,13 @@ def _find_marked(entry: bytes) -> list[int]:
 
 
 def _starts_helper(words: Iterable[object]) -> bool:
-    """Return whether a command is a helper that `multiprocessing` starts once for all calls: it belongs to none."""
-    return any(f"from {name} import main" in str(word) for word in words for name in KEPT_BY_PYTHON)
+    """Return whether a command is a helper of all calls, which belongs to none."""
+    texts = [word for word in words if isinstance(word, str)]
+    return any(f"from {name} import main" in text for text in texts for name in KEPT_BY_PYTHON)
 
 
 def helpers_of_python() -> set[int]:
-    """Return the processes that `multiprocessing` keeps for this whole program."""
+    """Return the processes of `KEPT_BY_PYTHON`."""
     tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     pids = getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)

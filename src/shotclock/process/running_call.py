@@ -41,7 +41,7 @@ Reply = tuple[str, object]
 """A kind that `outcomes.worker_outcome` knows, and its details."""
 
 MAIN_ALIAS = "__mp_main__"
-"""The name of the main program in workers: that which `multiprocessing` gives it in the processes that it starts."""
+"""The main program in workers, as in processes of `multiprocessing`."""
 main_import_error = ""
 
 # An exception may carry anything. Larger ones are not sent; their text is.

@@ -369,7 +369,7 @@ def _find_leaked(call: OnlyCall) -> list[dict[str, object]]:
     """Return the processes that the function left running, and collect its dead children."""
     command_pool = sys.modules.get("shotclock.process.command_pool")
     ours = set(command_pool.pool.helpers() if command_pool is not None else [])
-    if helpers := helpers_of_python():
+    if helpers := helpers_of_python().intersection(kernel.children_of(os.getpid())):
         ours |= helpers
         call.is_last = True  # their children would have the variables of this call
     for _ in range(_LEAK_LOOKS):

@@ -99,7 +99,7 @@ def _set_mark(token: str | None) -> None:
 def _report(item: pytest.Item, watch: Watch) -> None:
     mode = _mode_of(item)
     watch.before |= {process.pid for process in watch.alive() if _is_kept(process)}
-    # Again, because one of them may not have had its own command line before.
+    # Again: one may have had no command line of its own yet.
     left = [process for process in watch.wait_until_alone(LEFT_WITHIN_S[mode]) if not _is_kept(process)]
     if not left:
         return

@@ -678,6 +678,6 @@ def _error(code: str, message: str, rule: str) -> StepError:
 
 
 def _perhaps_in_pipe(script: str) -> str:
-    """Name the programs in pipes, for a failure without a word: nothing shows which failed, or what the shell knows."""
+    """Name the programs in pipes: nothing shows which failed, or what the shell knows."""
     unheard = find_unheard(templates.with_marks(script))
     return f"; where the shell has `pipefail`, perhaps that of {' or '.join(unheard)}" if unheard else ""
