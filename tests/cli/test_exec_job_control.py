@@ -176,7 +176,9 @@ import fcntl, os, signal, struct, sys, termios
 tty = open("/dev/tty")
 print("foreground:", os.tcgetpgrp(tty.fileno()) == os.getpgrp(), [os.isatty(fd) for fd in (0, 1, 2)])
 print("variables:", *(os.environ.get(name, "none") for name in ("PAGER", "NO_COLOR", "EDITOR", "SSH_ASKPASS")))
-signal.signal(signal.SIGWINCH, lambda *_: print("window:", os.get_terminal_size()[:2], flush=True))
+def show(*_):  # print() is not for handlers: it may be in the middle of another
+    os.write(1, f"window: {os.get_terminal_size()[:2]}\\n".encode())
+signal.signal(signal.SIGWINCH, show)
 print("ready", flush=True)
 print("read:", input(), tty.readline().strip(), flush=True)
 """

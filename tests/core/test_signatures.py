@@ -66,7 +66,7 @@ def test_an_annotation_that_cannot_be_resolved_is_one_sentence_at_the_declaratio
 
 
 def test_something_without_annotations_of_its_own_is_refused_with_the_reason() -> None:
-    with pytest.raises(TypeError, match="annotation cannot be resolved.*is not a module, class, method"):
+    with pytest.raises(TypeError, match=r"annotation cannot be resolved.*is not a module, class, method"):
         App("p").command(name="f")(functools.partial(print))
 
 
