@@ -1,6 +1,5 @@
 """Functions that wrap others have the parameters and annotations that were declared, on every version of Python."""
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -63,11 +62,6 @@ def test_an_annotation_that_cannot_be_resolved_is_one_sentence_at_the_declaratio
     for declare_at in (App("p").command, App("p").resource("docs://{n}"), App("p").prompt):
         with pytest.raises(TypeError, match=r"^f: annotation cannot be resolved: name 'Later' is not defined"):
             declare_at(made(text))
-
-
-def test_something_without_annotations_of_its_own_is_refused_with_the_reason() -> None:
-    with pytest.raises(TypeError, match=r"annotation cannot be resolved.*is not a module, class, method"):
-        App("p").command(name="f")(functools.partial(print))
 
 
 def test_an_annotation_that_nobody_needs_may_stay_unresolved() -> None:

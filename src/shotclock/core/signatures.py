@@ -31,8 +31,7 @@ def read_hints(function: Callable[..., object]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
     except Exception as error:  # an annotation may be any expression
-        name = getattr(function, "__qualname__", function)
-        raise TypeError(f"{name}: annotation cannot be resolved: {error}") from None
+        raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
 
 
 def known_hints(function: Callable[..., object], *, include_extras: bool = False) -> dict[str, Any]:
