@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 from shotclock.core.value_types import replace
 from shotclock.process import kernel
 from shotclock.process.kill import kill_tree
-from tests.runtime.bounds import eventually
+from tests.runtime.bounds import ROOT, eventually
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -123,6 +124,35 @@ def test_a_process_whose_main_thread_has_ended_is_alive_while_another_thread_run
         process.kill()
         process.wait(5)
         assert kernel.is_zombie(process.pid)
+
+
+HEADLESS = """
+import ctypes, os, sys
+from shotclock.process import kernel
+from tests.runtime import work
+
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: another user's id has hidden our entries in /proc
+pid = os.fork()
+if pid == 0:
+    work.sleeps_without_a_main_thread(sys.argv[1])
+work.await_mark(sys.argv[1], "headless")
+print(b"FOUND_BY=this" in kernel.environment_of(pid))
+os.kill(pid, 9)
+os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_ordinary_user_finds_the_mark_of_a_process_whose_main_thread_has_ended() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        words = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", HEADLESS, folder]
+        env = {**os.environ, "FOUND_BY": "this"}
+        ran = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=30)
+    assert ran.stdout == "True\n", ran.stderr
 
 
 def test_an_orphan_below_a_subreaper_stays_below_it(tmp_path: Path) -> None:

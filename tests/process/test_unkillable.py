@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,9 @@ def run(tmp_path: Path, validate_envelope: Any) -> Iterator[Callable[..., dict[s
     """Run a program as nobody and return its envelope. What survives is killed at the end."""
     survivors: list[int] = []
 
-    def answer(*words: str) -> dict[str, Any]:
+    def answer(*words: str, before: Sequence[str] = ()) -> dict[str, Any]:
         ran = subprocess.run(
-            [*AS_NOBODY, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*before, *AS_NOBODY, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, timeout=30,  # what survives keeps its stderr
             env={**os.environ, "SHOTCLOCK_HOME": str(tmp_path / "home")},
         )  # fmt: skip
@@ -110,6 +110,45 @@ def test_a_daemon_that_cannot_be_killed_is_a_survivor_and_is_not_said_to_be_stop
     assert (envelope["ok"], envelope["meta"]["ending"]) == (True, "finished")
     assert warning_codes(envelope) == ["SURVIVORS"]
     assert [survivor["command"] for survivor in envelope["meta"]["survivors"]] == [f"sleep {FOREVER_S}"]
+
+
+HIDING = ["unshare", "-m", "sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh"]
+
+
+@pytest.fixture
+def hide() -> list[str]:
+    """Words that run a command where /proc shows the processes of its own user only."""
+    if subprocess.run([*HIDING, "true"], stderr=subprocess.DEVNULL, timeout=10).returncode:
+        pytest.skip("/proc cannot be mounted here")
+    return HIDING
+
+
+@pytest.mark.parametrize("timeout", ["20s", "0"])
+def test_a_process_that_proc_hides_is_a_survivor_with_its_pid_and_is_not_waited_for(
+    timeout: str, hide: list[str], as_root: list[str], run: Any
+) -> None:
+    script = 'setsid "$@" >/dev/null 2>&1 & echo $!; sleep 0.2'
+    words = ["sh", "-c", script, "sh", *as_root, "sleep", str(FOREVER_S)]
+    envelope = run("-m", "shotclock", "exec", "--json", "--timeout", timeout, "--", *words, before=hide)
+    assert (envelope["ok"], envelope["meta"]["ending"]) == (True, "finished")
+    pid = int(envelope["data"]["stdout"])
+    assert envelope["meta"]["survivors"] == [{"pid": pid, "command": "unknown: /proc does not show it"}]
+    assert not kernel.is_zombie(pid)
+
+
+def test_a_timeout_over_a_process_that_proc_hides_does_not_claim_that_it_was_killed(
+    hide: list[str], as_root: list[str], run: Any
+) -> None:
+    words = ["--timeout", "1s", "--grace", f"{GRACE_MS}ms", "--", *as_root, "sleep", str(FOREVER_S)]
+    envelope = run("-m", "shotclock", "exec", "--json", *words, before=hide)
+    assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("TIMEOUT", "abandoned")
+    [survivor] = envelope["meta"]["survivors"]
+    assert not kernel.is_zombie(survivor["pid"])
+
+
+def test_doctor_says_that_proc_hides_processes(hide: list[str], run: Any) -> None:
+    checks = {check["name"]: check for check in run("-m", "shotclock", "doctor", before=hide)["data"]["checks"]}
+    assert checks["stopping"]["status"] == "warn" and "hidepid" in checks["stopping"]["detail"]
 
 
 def test_a_run_names_what_its_steps_could_not_stop(as_root: list[str], run: Any, tmp_path: Path) -> None:

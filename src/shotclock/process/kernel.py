@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -241,10 +242,38 @@ def _scan_parents() -> dict[int, list[int]]:
 
 
 def _read_stat(path: object) -> list[bytes]:
-    """Return the fields of /proc/<path>/stat after the name: fields[n] is field n + 3 of proc(5)."""
-    with open(f"/proc/{path}/stat", "rb") as file:
-        # The name may contain anything, parentheses included.
-        return file.read().rpartition(b")")[2].split()
+    """Return the fields of /proc/<path>/stat after the name: fields[n] is field n + 3 of proc(5).
+
+    Raises PermissionError for a process that is there but hidden.
+    """
+    try:
+        with open(f"/proc/{path}/stat", "rb") as file:
+            # The name may contain anything, parentheses included.
+            return file.read().rpartition(b")")[2].split()
+    except FileNotFoundError:
+        if isinstance(path, int) and exists(path):
+            raise PermissionError(errno.EACCES, "hidden", f"/proc/{path}") from None
+        raise
+
+
+def exists(pid: int) -> bool:
+    """Return whether there is a process, also one that /proc hides, as it does when mounted with `hidepid`."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:  # of another user
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def hides_processes() -> bool:
+    """Return whether /proc may hide processes of other users from this one."""
+    if os.geteuid() == 0:
+        return False
+    mounts = [line.split() for line in _read_text("/proc/self/mounts").splitlines()]
+    options = next((fields[3] for fields in reversed(mounts) if fields[1] == "/proc"), "")
+    return "hidepid=" in options
 
 
 def _threads_of(pid: int) -> Iterator[str]:
@@ -304,9 +333,7 @@ def environment_of(pid: int) -> list[bytes]:
             with open(f"/proc/{thread}/environ", "rb") as file:
                 if variables := file.read():
                     return variables.split(b"\0")
-        except PermissionError:
-            break
-        except OSError:
+        except OSError:  # of a main thread that has ended, only root gets another error than EACCES
             continue
     return []
 
@@ -347,10 +374,11 @@ def is_stopped(pid: int) -> bool:
 
 
 def describe(pid: int) -> dict[str, object]:
-    if pid == UNKNOWN_PID:
-        return {"pid": pid, "command": "unknown: /proc does not show it"}
     words = _read_text(f"/proc/{pid}/cmdline", most=400).replace("\0", " ").strip()
-    words = words or name_of(pid) or "?"  # in the middle of an exec there is no command line yet
+    words = words or name_of(pid)  # in the middle of an exec there is no command line yet
+    if pid == UNKNOWN_PID or (not words and exists(pid)):
+        return {"pid": pid, "command": "unknown: /proc does not show it"}
+    words = words or "?"
     # A process may call itself anything, escape sequences included.
     text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in words)
     return {"pid": pid, "command": text[:200]}
@@ -373,7 +401,7 @@ def holds_any(pid: int, files: set[tuple[int, int]]) -> bool:
     try:
         names = os.listdir(folder)
     except OSError as error:
-        return not isinstance(error, FileNotFoundError | ProcessLookupError) or not LINUX
+        return not isinstance(error, FileNotFoundError | ProcessLookupError) or not LINUX or exists(pid)
     for name in names:
         try:
             state = os.stat(f"{folder}/{name}")

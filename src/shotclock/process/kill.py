@@ -54,7 +54,9 @@ def kill_below(
         if reap():
             return []
         if immune and sweeps >= SWEEPS_OVER_OTHERS and all(pid in immune or kernel.is_zombie(pid) for pid in find()):
-            return [pid for pid in immune if not kernel.is_zombie(pid)]
+            left = [pid for pid in immune if not kernel.is_zombie(pid)]
+            if left:
+                return left
         if monotonic_ns() >= give_up_ns:
             left = [pid for pid in find() if not kernel.is_zombie(pid)]
             # A /proc that lists nothing alive does not prove that nothing is there; only `reap` does.
@@ -69,7 +71,7 @@ def kill_below(
 
 def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
     """Kill a process of this user that is not below us, and its tree. The caller knows that the pid was not reused."""
-    started = kernel.start_of(root)
+    started = _start_of(root)
     signal_process(root, signal.SIGSTOP)  # it starts nothing more, and stays the parent of its children
     seen: dict[int, int] = {}
     """Start times by pid. A process whose parent is killed first is no longer found below the root."""
@@ -79,14 +81,14 @@ def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
         for pid in seen.keys() - set(found):
             found += kernel.descendants(pid)
         for pid in found:
-            seen.setdefault(pid, kernel.start_of(pid))
-        return [pid for pid, at in seen.items() if kernel.start_of(pid) == at and not kernel.is_zombie(pid)]
+            seen.setdefault(pid, _start_of(pid))
+        return [pid for pid, at in seen.items() if _start_of(pid) in (at, _UNSEEN) and not kernel.is_zombie(pid)]
 
     left = kill_below(lambda: not find(), pause, find=find)
-    if kernel.start_of(root) == started:  # otherwise it died meanwhile, and the pid may be another process's
+    if _start_of(root) == started:  # otherwise it died meanwhile, and the pid may be another process's
         signal_process(root, signal.SIGKILL)
     give_up_ns = monotonic_ns() + VERIFY_LIMIT_MS * NS_PER_MS
-    while started and kernel.start_of(root) == started and not kernel.is_zombie(root):
+    while started and _start_of(root) == started and not kernel.is_zombie(root):
         if monotonic_ns() >= give_up_ns:
             left.append(root)
             break
@@ -95,6 +97,16 @@ def kill_tree(root: int, pause: Callable[[int], None]) -> list[int]:
         if (cgroup := Cgroup.left_by(pid)) is not None:
             cgroup.remove()
     return left
+
+
+_UNSEEN = -1  # the start of a process that exists but cannot be looked at
+
+
+def _start_of(pid: int) -> int:
+    try:
+        return kernel.start_of(pid)
+    except PermissionError:
+        return _UNSEEN
 
 
 def signal_process(pid: int, number: int) -> bool:

@@ -183,6 +183,8 @@ def _check_stopping(is_cgroup: bool) -> tuple[Status, str]:
         return "fail", unfit
     if not kernel.become_subreaper():
         return "fail", "the kernel does not let us adopt orphans (PR_SET_CHILD_SUBREAPER)"
+    if kernel.hides_processes():
+        return "warn", "/proc is mounted with hidepid: a process of another user is a survivor without a name"
     walk = "a /proc walk below a subreaper, proved by ECHILD"
     return "ok", f"cgroup.kill, then {walk}" if is_cgroup else walk
 
