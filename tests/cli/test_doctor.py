@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from shotclock.process import kernel
 from shotclock.runtime import doctor
 
 from .conftest import SOON_S, is_alive, wait_for
@@ -252,6 +253,19 @@ def test_what_a_supervisor_is_stopping_is_no_leftover(shotclock: Any, start: Any
     assert running.process.poll() is None
     running.signal(signal.SIGKILL)
     running.ends()
+
+
+def test_a_stopped_supervisor_guards_nothing(shotclock: Any, leave: Start, trace: str):
+    """A real one is continued within a second, so this process only has its name."""
+    script = "import subprocess, time; from shotclock.process import kernel; kernel.name_process('shotclock-sup'); "
+    guard = leave(sys.executable, "-c", f"{script} subprocess.Popen(['sleep', '60']); time.sleep(60)")
+    wait_for(lambda: kernel.children_of(guard.pid), "its child")
+    assert pids(shotclock("doctor", "--trace", trace).json()) == []
+    guard.send_signal(signal.SIGSTOP)
+    children = kernel.children_of(guard.pid)
+    assert set(pids(shotclock("doctor", "--trace", trace).json())) == {guard.pid, *children}
+    assert set(pids(shotclock("doctor", "--sweep", "--trace", trace).json())) == {guard.pid, *children}
+    assert not any(map(is_alive, children))
 
 
 def test_what_lost_supervisor_and_caller_at_once_is_found_and_swept(

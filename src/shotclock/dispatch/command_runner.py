@@ -39,7 +39,7 @@ from ..process.kernel import this_process
 from ..process.kill import VERIFY_LIMIT_MS, signal_process
 from ..process.owner import OwnerWatch
 from ..process.runners import runners_folder, withdraw
-from ..process.supervisor import FLUSH_LIMIT_MS, LATE_BELL_MS
+from ..process.supervisor import FLUSH_LIMIT_MS
 from ..process.unsupervised import CHANNEL
 from ..runtime.call import Call, Outcome, admit, answer
 from ..runtime.commands import assign, judge
@@ -145,7 +145,6 @@ class CommandRun:
         self._look_ns = self._beat_ns = monotonic_ns()
         self._ready_ns = call.started_ns + spec.ready_within_ms * NS_PER_MS if self._sign.is_asked else None
         self._over_ns: int | None = None
-        self._continuing = kernel.ContinuingTimer()
         self._store_file = os.stat(store.path)
         self._unsaved: dict[str, object] = {}
 
@@ -252,7 +251,6 @@ class CommandRun:
                 poller.register(fd, select.POLLIN)
         for stream in self._streams:
             stream.register(poller)
-        self._continuing.arm(max(0, wait_ms) + LATE_BELL_MS)  # the command may stop us by a signal
         ready = {fd for fd, _ in poller.poll(max(0, wait_ms))}
         for stream in self._streams:
             stream.handle(ready, self._look_at_output)

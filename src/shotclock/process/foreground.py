@@ -17,7 +17,7 @@ from .clock import monotonic_ns, pause
 from .command_task import PYTHON_IGNORES, CommandReport, CommandTask, News, Order
 from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, Cgroup, kill_below
 from .runners import Runners
-from .supervisor import LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
+from .supervisor import GUARD_LOOK_MS, LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class TerminalSignals:
         for number in {*STOP_SIGNALS, signal.SIGTSTP, *others}:
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
+        self._continuing = kernel.ContinuingTimer()
+        self._is_guarding = False
         self._pipe = kernel.open_signal_pipe()
         self.fd: int = self._pipe[0]
         self._keyboard_fd = -1
@@ -78,6 +80,11 @@ class TerminalSignals:
 
     def take_keyboard_back(self) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked)
+
+    def guard(self, is_guarding: bool) -> None:
+        """Have the kernel continue this process, which the work may stop, as long as it guards a supervisor."""
+        self._is_guarding = is_guarding
+        self._continuing.arm(GUARD_LOOK_MS if is_guarding else 0, GUARD_LOOK_MS)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTSTP:
@@ -112,9 +119,11 @@ class TerminalSignals:
     def suspend(self) -> None:
         """Stop this process as Ctrl-Z would have, unless no shell could continue it."""
         self._suspension_asked = False
+        self._continuing.disarm()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, self._receive)
+        self.guard(self._is_guarding)
 
     @property
     def stopped_by(self) -> str | None:
@@ -238,9 +247,11 @@ def start(
         return CommandReport(unstartable=("fork", error.errno or 0))
     if task.shares_group:
         signals.leave_keyboard_to_command()
+    signals.guard(True)
     try:
         pid = os.fork()
     except OSError as error:
+        signals.guard(False)
         return CommandReport(unstartable=("fork", error.errno or 0))
     if pid == 0:
         try:
@@ -260,6 +271,7 @@ def start(
 def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report: CommandReport | None) -> CommandReport:
     """Reap the supervisor and return its report. Without one, kill everything it guarded."""
     signals.take_keyboard_back()
+    signals.guard(False)
     if report is None:
         return _replace_lost_supervisor(supervisor, task, signals)
     for _ in range(200):  # it exits right after its report; a wedged one is not waited for

@@ -460,15 +460,20 @@ class ContinuingTimer:
     """Timer by which the kernel continues this process if it is stopped by then. A fork does not inherit it."""
 
     def __init__(self) -> None:
+        signal.signal(signal.SIGCONT, lambda *_: None)  # from Linux 6.13 on an ignored timer is not repeated
         self._timer = ctypes.c_void_p()
         event = Struct("qii48x").pack(0, signal.SIGCONT, 0)  # struct sigevent, SIGEV_SIGNAL
         create = getattr(_libc, "timer_create", None)  # an old C library keeps it in librt
         self._is_there = create is not None and create(_CLOCK_MONOTONIC, event, ctypes.byref(self._timer)) == 0
 
-    def arm(self, in_ms: int) -> None:
+    def arm(self, in_ms: int, again_ms: int) -> None:
+        """Continue this process after a time, and then again and again, because it may be stopped again."""
         if self._is_there and _libc is not None:
-            setting = _Itimerspec(value=_Timespec(in_ms // 1000, in_ms % 1000 * 1_000_000))
-            _libc.timer_settime(self._timer, 0, ctypes.byref(setting), None)
+            first, later = (_Timespec(ms // 1000, ms % 1000 * 1_000_000) for ms in (in_ms, again_ms))
+            _libc.timer_settime(self._timer, 0, ctypes.byref(_Itimerspec(later, first)), None)
+
+    def disarm(self) -> None:
+        self.arm(0, 0)
 
 
 def this_process() -> ProcessIdentity:

@@ -60,12 +60,13 @@ SUSPEND_SWEEPS = 20
 # How long the caller may take to read a message.
 REPORT_LIMIT_S = 10.0
 LONGEST_WAIT_MS = 3_600_000  # poll() takes a C int of milliseconds, which a month would overflow
-# The worker itself arms its timeout, so the kernel continues a stopped supervisor of a worker this often.
-WORKER_LOOK_MS = 1_000
+# The work may stop its guards by a signal: supervisor, zygote and caller. While they guard something, the kernel
+# continues each of them this often, so that it notices the end of the others.
+GUARD_LOOK_MS = 1_000
 FLUSH_LIMIT_MS = 1_000  # how long the reader of relayed output may take for the rest after a kill
 # The largest size of a pipe, unless root has changed it.
 LARGEST_PIPE = 1024 * 1024
-_OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
+_OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGCONT)
 
 
 SUPERVISOR_NAME = "shotclock-sup"
@@ -97,6 +98,7 @@ class Supervisor:
         self._orders = ipc.ReaderWithDescriptors(control)
         self._caller_gone = False
         self._cgroup: Cgroup | None = None
+        self._continuing = kernel.ContinuingTimer()
         self._start_afresh()
         # Handlers, not SIG_IGN, which exec would keep. Only signals ignored before, as by `nohup`, stay ignored for the
         # work.
@@ -114,7 +116,6 @@ class Supervisor:
             os.setsid()
         kernel.become_subreaper()
         kernel.name_process(SUPERVISOR_NAME)
-        self._continuing = kernel.ContinuingTimer()
 
     def _start_afresh(self, task: CommandTask | None = None) -> None:
         self._task = task or CommandTask([], {})
@@ -198,6 +199,7 @@ class Supervisor:
         try:
             self._orders.drop(Order.MORE)  # of the command before
             if not self._orders.has_unread:  # otherwise it was called off; without a child, the loop ends
+                self._continuing.arm(GUARD_LOOK_MS, LOOK_PAUSE_MS)
                 self._leader = self._group = spawn(task, becomes)
                 if task.announced:
                     self._announce()
@@ -304,6 +306,7 @@ class Supervisor:
             self._start_fd, error_in = os.pipe()
             os.set_blocking(self._start_fd, False)
         me = os.getpid()
+        self._continuing.arm(GUARD_LOOK_MS, LOOK_PAUSE_MS)
         # Until the child has its own handlers, a stop has to wait: ours would swallow it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OUR_SIGNALS)
         try:
@@ -367,6 +370,7 @@ class Supervisor:
             self._reap()
             self._check_limits()
             self._show_new_output()
+        self._continuing.disarm()
         report = self._report
         if self._has_stop_file and self._task.stop_file is not None:
             with contextlib.suppress(OSError):
@@ -418,7 +422,7 @@ class Supervisor:
                 poller.register(stream.relay_to, select.POLLOUT)
                 writers[stream.relay_to] = stream
         wait_ms = self._wait_ms()
-        self._continuing.arm(wait_ms + LATE_BELL_MS)  # the work may stop both us and our caller
+        self._continuing.arm(wait_ms + LATE_BELL_MS, LOOK_PAUSE_MS)
         for fd, _ in poller.poll(wait_ms):
             if fd == self._control.fileno():
                 self._take_orders()
@@ -436,10 +440,8 @@ class Supervisor:
 
     def _wait_ms(self) -> int:
         alarms = [at_ns for at_ns, _ in self._alarms() if at_ns is not None]
-        if not alarms:
-            return LONGEST_WAIT_MS if self._bell_fd < 0 else WORKER_LOOK_MS
-        wait = -(-(min(alarms) - monotonic_ns()) // NS_PER_MS)  # rounded up: waking early would spin
-        return max(0, min(LONGEST_WAIT_MS, wait))
+        wait = -(-(min(alarms) - monotonic_ns()) // NS_PER_MS) if alarms else GUARD_LOOK_MS  # waking early would spin
+        return max(0, min(GUARD_LOOK_MS, wait))
 
     def _alarms(self) -> list[tuple[int | None, Callable[[], None]]]:
         """Return the instants of this stage and what is done at each, the most important first."""

@@ -31,7 +31,7 @@ from .clock import pause
 from .command_task import CommandReport, CommandTask, News, takes_more
 from .kernel import DeadlineTimer
 from .kill import Cgroup, kill_below, signal_process
-from .supervisor import SUPERVISOR_NAME, Supervisor, has_rung
+from .supervisor import GUARD_LOOK_MS, SUPERVISOR_NAME, Supervisor, has_rung
 
 COMMAND, COMMANDS, PRELOADED, WORKER, GUARD = b"c", b"r", b"z", b"w", b"g"
 
@@ -146,7 +146,9 @@ def _serve_forks(requests: socket.socket) -> NoReturn:
     poller = select.poll()
     poller.register(requests, select.POLLIN)
     poller.register(child_signal, select.POLLIN)
+    continuing = kernel.ContinuingTimer()
     while True:
+        continuing.arm(GUARD_LOOK_MS if forked else 0, GUARD_LOOK_MS)
         # Unbounded on purpose: a zygote has nothing to do without requests, and the socket ends with the runtime.
         ready = {fd for fd, _ in poller.poll()}
         if child_signal in ready:
@@ -180,8 +182,11 @@ def _serve_forks(requests: socket.socket) -> NoReturn:
     for _ in range(int(FAREWELL_LIMIT_S / FAREWELL_PAUSE_S)):
         _reap(forked)
         # Those that we forked, and those that a preloaded zygote below us forked.
-        if not any(pid in forked or _is_supervisor(pid) for pid in kernel.descendants(os.getpid())):
+        left = [pid for pid in kernel.descendants(os.getpid()) if pid in forked or _is_supervisor(pid)]
+        if not left:
             break
+        for pid in filter(kernel.is_stopped, left):
+            signal_process(pid, signal.SIGCONT)
         pause(FAREWELL_PAUSE_S)
     _kill_strays(forked)
     os._exit(0)

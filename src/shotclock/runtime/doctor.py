@@ -308,8 +308,9 @@ def _read_deadline(pid: int) -> tuple[int, str] | None:
 
 
 def _is_guarded(pid: int) -> bool:
-    """Return whether a supervisor, or a zygote that cleans up after its supervisors, is above a process."""
-    return any(kernel.name_of(each) in (SUPERVISOR_NAME, ZYGOTE_NAME) for each in (pid, *kernel.ancestors(pid)))
+    """Return whether a supervisor, or a zygote that cleans up after its supervisors, is above a process and runs."""
+    names = (SUPERVISOR_NAME, ZYGOTE_NAME)
+    return any(kernel.name_of(each) in names and not kernel.is_stopped(each) for each in (pid, *kernel.ancestors(pid)))
 
 
 def _why_kept(pid: int) -> str:
