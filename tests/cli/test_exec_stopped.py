@@ -2,6 +2,7 @@
 
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -332,3 +333,57 @@ def test_a_daemon_in_its_own_session_is_asked_to_stop_with_its_command(start: An
     command = ["bash", "-c", "setsid sleep 300 & sleep 300"]
     running = [start("exec", "--timeout", "300ms", "--grace", "60s", "--", *command) for _ in range(16)]
     assert [each.ends() for each in running] == [124] * 16
+
+
+# --- signals that are not ours --------------------------------------------------------------------
+
+OTHERS = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO]
+OTHERS += [signal.SIGPWR, signal.SIGXCPU, signal.SIGABRT, signal.SIGRTMIN, signal.SIGRTMIN + 3, signal.SIGRTMAX]
+HANDLES = """
+import signal, sys, time
+numbers = [int(word) for word in sys.argv[1:]]
+seen = []
+for number in numbers:
+    signal.signal(number, lambda number, _: (print(number, flush=True), seen.append(number)))
+print("ready", flush=True)
+while len(seen) < len(numbers):
+    time.sleep(0.01)
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("words", [["exec", "--"], ["timeout", "60"], ["exec", "--overtime", "1s", "--"]])
+def test_signals_that_do_not_ask_us_to_stop_are_passed_on_and_the_command_goes_on(words: list[str], start: Any):
+    others = [number for number in OTHERS if not (words[0] == "timeout" and number == signal.SIGALRM)]
+    command = [sys.executable, "-c", HANDLES, *map(str, map(int, others))]
+    running = start(*words, *command)
+    running.said(b"ready")
+    for count, number in enumerate(others):
+        running.signal(number)
+        wait_for(lambda count=count: len(running.stdout.split()) > count + 1, f"signal {number}")
+    assert running.ends() == 7
+    assert running.stdout.split() == [b"ready", *(b"%d" % number for number in others)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3])
+def test_a_command_that_such_a_signal_ends_has_its_own_ending(number: int, start: Any, tmp_path: Path):
+    """Its daemon is stopped with its grace, not killed as by the death of `exec`."""
+    daemon = f"trap 'touch {tmp_path}/cleaned; exit' TERM; echo ready; while :; do sleep 0.05; done"
+    running = start("exec", "--", "bash", "-c", f"setsid bash -c {shlex.quote(daemon)} & wait")
+    running.said(b"ready")
+    running.signal(number)
+    assert running.ends() == 128 + number
+    assert running.envelope()["error"]["code"] == "COMMAND_FAILED"
+    assert (tmp_path / "cleaned").exists()
+
+
+@pytest.mark.parametrize("words", [["exec", "--"], ["timeout", "60"]])
+def test_a_background_job_of_a_script_ignores_ctrl_c_as_does_its_command(words: list[str], tmp_path: Path):
+    """A shell without job control starts its `&` jobs with SIGINT and SIGQUIT ignored."""
+    ignored = "[int(line.split()[1], 16) & 6 for line in open('/proc/self/status') if line.startswith('SigIgn')]"
+    command = f"import time; print({ignored}, flush=True); time.sleep(0.5); print('went on')"
+    line = shlex.join([*SHOTCLOCK, *words, sys.executable, "-c", command])
+    script = f"{line} > out 2> err & until grep -q 6 out; do sleep 0.02; done; kill -INT $!; wait $!"
+    ran = subprocess.run(["sh", "-c", script], cwd=tmp_path, timeout=SOON_S)
+    assert (tmp_path / "out").read_text() == "[6]\nwent on\n"
+    assert ran.returncode == 0

@@ -34,7 +34,8 @@ def _run_and_leave(run: Callable[[], int], *, keeps_stderr: bool) -> None:
     """
     gc.set_threshold(GARBAGE_THRESHOLD, 20, 10)
     # Until a subcommand listens, Ctrl-C just ends us, without a traceback of our imports.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as for a background job of a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     fill_standard_descriptors()
     restore_locale()
     if spans.are_wanted():

@@ -30,8 +30,6 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _DECIMAL = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?"
 _HEXADECIMAL = r"0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?"
 _DURATION = rf"\s*(?P<number>(?i:\+?(?:{_HEXADECIMAL}|{_DECIMAL}|inf(?:inity)?)))(?P<unit>[smhd]?)"
-# Signals that would not stop the command by being passed on: they cannot be handled, or are about stopped children.
-_NOT_PASSED_ON = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGCONT, signal.SIGTSTP)
 
 
 class Misused(Exception):
@@ -128,8 +126,7 @@ def name_of(number: int) -> str:
 
 
 def run(request: TimeoutRequest) -> int:
-    passed_on = [] if request.signal in (0, *_NOT_PASSED_ON) else [request.signal]
-    signals = TerminalSignals(signal.SIGALRM, *passed_on)
+    signals = TerminalSignals(has_alarm=True)
     clocks = Clocks(timeout_ms=request.duration_ms, grace_ms=request.kill_after_ms or GRACE_MS)
     parent = inherited_deadline(os.environ, monotonic_ns()).deadline
     call = admit("timeout", clocks, parent=parent)

@@ -356,6 +356,8 @@ class Order:
     """Send `News.LOOKED`."""
     RING = "ring"
     """The timeout is over now."""
+    SIGNAL = "signal"
+    """Send a signal to the command. Its number."""
     SUSPEND = "suspend"
     CONTINUE = "continue"
     MORE = "more"

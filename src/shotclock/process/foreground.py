@@ -36,25 +36,29 @@ ONE_WISH_MS = 200  # `timeout` and others signal a process and its group at once
 # On a terminal the keyboard sends these to the command as well as to us.
 KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
 # Signals that stay ignored if nohup, or the shell of a background job, had them ignored.
-_MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
+_MAY_BE_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)
+# Other signals that would end us. They say nothing about faults of ours, so they are meant for the command.
+_NAMES = ("USR1", "USR2", "ALRM", "VTALRM", "PROF", "IO", "PWR", "XCPU", "ABRT", "STKFLT")
+_FORWARDED = {
+    *(signal.Signals[f"SIG{name}"] for name in _NAMES if f"SIG{name}" in signal.Signals.__members__),
+    *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if kernel.LINUX else ()),
+}
 
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # the locales that Python sets in place of C
 
 
 class TerminalSignals:
-    """The stop signals and Ctrl-Z that this process receives.
+    """The stop signals and Ctrl-Z that this process receives. With `has_alarm`, SIGALRM ends the timeout."""
 
-    `others` are passed on like stop signals, except SIGALRM, which ends the timeout.
-    """
-
-    def __init__(self, *others: int) -> None:
+    def __init__(self, *, has_alarm: bool = False) -> None:
         self.heard: list[int] = []
+        self._to_forward: list[int] = []
         self._alarm_rang = False
         self._stopped_by: str | None = None
         self._suspension_asked = False
         self._passed_on = 0
         self._stopped_ns = 0
-        for number in {*STOP_SIGNALS, signal.SIGTSTP, *others}:
+        for number in (*STOP_SIGNALS, signal.SIGTSTP, *([signal.SIGALRM] if has_alarm else [])):
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
         self._continuing = kernel.ContinuingTimer()
@@ -69,10 +73,11 @@ class TerminalSignals:
 
         A handler does not see the origin of a signal. A descriptor shows it, if the signal is blocked.
         """
-        self._keyboard_fd = kernel.open_signal_descriptor(KEYBOARD_SIGNALS)
+        keys = [number for number in KEYBOARD_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._keyboard_fd = kernel.open_signal_descriptor(keys)
         if self._keyboard_fd < 0:
             return
-        self._blocked = set(KEYBOARD_SIGNALS) - signal.pthread_sigmask(signal.SIG_BLOCK, KEYBOARD_SIGNALS)
+        self._blocked = set(keys) - signal.pthread_sigmask(signal.SIG_BLOCK, keys)
         both = select.epoll()
         for fd in (self.fd, self._keyboard_fd):
             both.register(fd, select.EPOLLIN)
@@ -80,6 +85,12 @@ class TerminalSignals:
 
     def take_keyboard_back(self) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._blocked)
+
+    def forward_others(self) -> None:
+        """Pass signals on to the command that would end us without being a request to stop it."""
+        for number in _FORWARDED:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, lambda number, _: self._to_forward.append(number))
 
     def guard(self, is_guarding: bool) -> None:
         """Have the kernel continue this process, which the work may stop, as long as it guards a supervisor."""
@@ -106,6 +117,8 @@ class TerminalSignals:
         if self._alarm_rang:
             self._alarm_rang = False
             return (Order.RING,)
+        if self._to_forward:
+            return (Order.SIGNAL, str(self._to_forward.pop(0)))
         if len(self.heard) == self._passed_on:
             return None
         now_ns, number = monotonic_ns(), self.heard[self._passed_on]
@@ -210,13 +223,18 @@ def run(
     `on_signal` is called with each signal that is sent to the command, if the task wants that. The command is stopped
     when its owner is gone.
     """
-    started = start(task, signals)
+    signals.forward_others()
+    if kernel.is_proc_foreign():
+        task.input_ms = 0
+    started = start(task, signals, falls_back=True)
     if isinstance(started, CommandReport):
         return started
     supervisor, control = started
     with contextlib.closing(control):
         report = _await_report(task, control, signals, supervisor, on_signal, owner)
-    return finish(supervisor, task, signals, report)
+    report = finish(supervisor, task, signals, report)
+    signals.guard(False)  # from now on a background job may wait for its terminal
+    return report
 
 
 def _check_descriptors() -> None:
@@ -231,13 +249,19 @@ def _check_descriptors() -> None:
 
 
 def start(
-    task: CommandTask, signals: TerminalSignals, handed: Sequence[int] = (), ours: Sequence[int] = ()
+    task: CommandTask,
+    signals: TerminalSignals,
+    handed: Sequence[int] = (),
+    ours: Sequence[int] = (),
+    *,
+    falls_back: bool = False,
 ) -> tuple[int, ipc.Socket] | CommandReport:
     """Start the command under a supervisor. `handed` become its standard streams; `ours` are of this process alone.
 
-    The supervisor closes those, because each side must notice when the other closes its end of a pipe.
+    The supervisor closes those, because each side must notice when the other closes its end of a pipe. With
+    `falls_back` it also runs where only the children of the supervisor are seen.
     """
-    if kernel.find_unfitness() is not None:
+    if kernel.find_unfitness() is not None and not (falls_back and kernel.is_proc_foreign()):
         return CommandReport(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
     try:
@@ -271,7 +295,6 @@ def start(
 def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report: CommandReport | None) -> CommandReport:
     """Reap the supervisor and return its report. Without one, kill everything it guarded."""
     signals.take_keyboard_back()
-    signals.guard(False)
     if report is None:
         return _replace_lost_supervisor(supervisor, task, signals)
     for _ in range(200):  # it exits right after its report; a wedged one is not waited for

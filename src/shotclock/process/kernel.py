@@ -45,15 +45,30 @@ def find_unfitness() -> str | None:
     """Return why work cannot be stopped here, so none may start. The /proc of another PID namespace lists others."""
     if not LINUX:
         return None
-    try:
-        own = os.readlink("/proc/self")
-    except OSError:
+    if not (own := _name_in_proc()):
         return "/proc is not mounted or cannot be read, so processes could not be found to be stopped"
     if own != str(os.getpid()):
         return (
             "/proc shows another PID namespace, so the wrong processes would be stopped: mount it anew (mount -t proc)"
         )
     return None
+
+
+def is_proc_foreign() -> bool:
+    """Return whether /proc shows another PID namespace. Of its entries only our own is certain, and our children."""
+    return LINUX and _name_in_proc() not in ("", str(os.getpid()))
+
+
+def _name_in_proc() -> str:
+    try:
+        return os.readlink("/proc/self")
+    except OSError:
+        return ""
+
+
+def _entry(pid: int) -> str:
+    """Return the name of the entry of a process in /proc; one that is never there, where it cannot be known."""
+    return str(pid) if not is_proc_foreign() else "self" if pid == os.getpid() else "0"
 
 
 def become_subreaper() -> bool:
@@ -180,7 +195,7 @@ def descendants(root: int, is_left_out: Callable[[int], bool] | None = None) -> 
     One that `is_left_out` is missing with everything below it.
     """
     if find_unfitness() is not None:
-        return []
+        return _list_own_children() if root == os.getpid() and is_proc_foreign() else []
     list_children = _find_lister()
     found: list[int] = []
     queue = [root]
@@ -205,8 +220,23 @@ def _find_lister() -> Callable[[int], list[int]]:
     return lambda pid: by_parent.get(pid, [])
 
 
+def _list_own_children() -> list[int]:
+    """Return the children of this process, by their pids here, from the /proc of a PID namespace around this one.
+
+    When they are killed, a subreaper gets the children of each, and so the whole tree in the end.
+    """
+    depth = len(_pids_in_namespaces("self"))
+    outside = _read_text("/proc/thread-self/children").split()
+    return [int(pids[depth - 1]) for child in outside if len(pids := _pids_in_namespaces(child)) >= depth > 0]
+
+
+def _pids_in_namespaces(entry: str) -> list[str]:
+    lines = _read_text(f"/proc/{entry}/status").splitlines()
+    return next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
+
+
 def name_of(pid: int) -> str:
-    return _read_text(f"/proc/{pid}/comm").rstrip("\n")
+    return _read_text(f"/proc/{_entry(pid)}/comm").rstrip("\n")
 
 
 def _read_text(path: str, most: int = -1) -> str:
@@ -247,7 +277,7 @@ def _read_stat(path: object) -> list[bytes]:
     Raises PermissionError for a process that is there but hidden.
     """
     try:
-        with open(f"/proc/{path}/stat", "rb") as file:
+        with open(f"/proc/{_entry(path) if isinstance(path, int) else path}/stat", "rb") as file:
             # The name may contain anything, parentheses included.
             return file.read().rpartition(b")")[2].split()
     except FileNotFoundError:
@@ -277,9 +307,9 @@ def hides_processes() -> bool:
 
 
 def _threads_of(pid: int) -> Iterator[str]:
-    yield str(pid)
+    yield (entry := _entry(pid))
     with contextlib.suppress(OSError):
-        yield from (f"{pid}/task/{thread}" for thread in os.listdir(f"/proc/{pid}/task"))
+        yield from (f"{entry}/task/{thread}" for thread in os.listdir(f"/proc/{entry}/task"))
 
 
 def _state_of(pid: int, fields: list[bytes]) -> str:
@@ -313,6 +343,8 @@ def _find_stat(pid: int) -> list[bytes]:
 
 def ancestors(pid: int) -> list[int]:
     found: list[int] = []
+    if is_proc_foreign():  # it shows the pids of another namespace
+        return found
     while (fields := _find_stat(pid)) and (parent := int(fields[1])) > 0 and parent not in found:
         found.append(parent)
         pid = parent
@@ -374,7 +406,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def describe(pid: int) -> dict[str, object]:
-    words = _read_text(f"/proc/{pid}/cmdline", most=400).replace("\0", " ").strip()
+    words = _read_text(f"/proc/{_entry(pid)}/cmdline", most=400).replace("\0", " ").strip()
     words = words or name_of(pid)  # in the middle of an exec there is no command line yet
     if pid == UNKNOWN_PID or (not words and exists(pid)):
         return {"pid": pid, "command": "unknown: /proc does not show it"}
@@ -397,7 +429,7 @@ def identify_files(fds: Iterable[int]) -> set[tuple[int, int]]:
 
 def holds_any(pid: int, files: set[tuple[int, int]]) -> bool:
     """Return whether a process has one of these files open; also if that cannot be seen."""
-    folder = f"/proc/{pid}/fd"
+    folder = f"/proc/{_entry(pid)}/fd"
     try:
         names = os.listdir(folder)
     except OSError as error:

@@ -246,7 +246,7 @@ def _remove(path: str) -> None:
 @cache
 def home_directory() -> str | None:
     """Return the writable cgroup v2 of this process, cached before it enters one of its own."""
-    if not LINUX:
+    if not LINUX or kernel.is_proc_foreign():  # ours are named after pids, which others have around our namespace
         return None
     with contextlib.suppress(OSError, StopIteration, ValueError):
         with open("/proc/self/cgroup", encoding="utf-8") as file:

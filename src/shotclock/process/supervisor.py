@@ -531,6 +531,8 @@ class Supervisor:
                 self._show_output()
             case (Order.MORE,) if self._shown is not None:
                 self._shown.is_wanted = True
+            case (Order.SIGNAL, str(number)) if self._is_active:
+                self._forward(int(number))
             case (Order.SUSPEND,):
                 self._suspend()
             case (Order.CONTINUE,):
@@ -670,11 +672,15 @@ class Supervisor:
         self._task.soft_ns, self._wind_down_ns = None, until_ns
         self._report.soft_rang = True
         self._make_stop_file()
-        self._signal_group(self._stop_signal)
+        self._forward(self._stop_signal)
+
+    def _forward(self, number: int) -> None:
+        """Send a signal to the process group of the command."""
+        self._signal_group(number)
         if self._caller_group:
             for pid in self._outside_the_group():
                 if group_of(pid) == self._caller_group:
-                    signal_process(pid, self._stop_signal)
+                    signal_process(pid, number)
 
     def _make_stop_file(self) -> None:
         """Make the stop file. A pipe or a link in its place is neither opened nor followed."""

@@ -443,6 +443,7 @@ async def run_in_foreground(
     task: CommandTask, call: Call, signals: foreground.TerminalSignals, observe: Observe
 ) -> CommandReport:
     """Run the command of `shotclock exec`. This process forks the supervisor, because the command uses its terminal."""
+    signals.forward_others()
     started = foreground.start(task, signals)
     if isinstance(started, CommandReport):
         return started

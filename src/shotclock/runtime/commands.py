@@ -104,6 +104,8 @@ def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
     if report.unstartable is not None:
         return Outcome(Ending.NOT_STARTED, explain_unstartable(task, *report.unstartable), warnings=tuple(warnings))
     warnings += warn_left_behind("command", report.leaked, report.survivors)
+    if kernel.is_proc_foreign():
+        warnings.append(warning("PROC_UNFIT"))
     if report.status is not None:
         data["exit_code"] = report.status if report.status >= 0 else 128 - report.status
         if report.status < 0:
