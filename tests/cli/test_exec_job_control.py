@@ -5,12 +5,13 @@ import fcntl
 import os
 import pty
 import select
+import shlex
 import signal
 import struct
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,54 @@ def test_stopped_work_is_gone_when_its_shotclock_is_killed(shell: Shell, no_surv
     pids = [int(word) for word in (shell.folder / "pids").read_text().split()]
     shell.type("kill -KILL %1\n")
     wait_for(lambda: not any(is_alive(pid) for pid in pids), "the end of all of it", SOON_S)
+
+
+# --- the modes of the terminal --------------------------------------------------------------------
+
+WRECKS = r"stty raw -echo; printf '\033[?1049hfull screen'; sleep 60"
+MODES = "stty -a > {0}; {1}; echo $? > code; stty -a > {2}; echo the end"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[[str], bytes]]:
+    """A function that runs a script on a terminal, whose modes no shell puts right, and returns the screen."""
+    started: list[tuple[int, int]] = []
+
+    def run(lines: str) -> bytes:
+        pid, fd = pty.fork()
+        if pid == 0:
+            os.chdir(tmp_path)
+            home = str(tmp_path / "home")
+            os.execvpe("sh", ["sh", "-c", lines], {**os.environ, "TERM": "xterm", "SHOTCLOCK_HOME": home})
+        started.append((pid, fd))
+        screen = b""
+        give_up_at = time.monotonic() + SOON_S
+        while b"the end" not in screen:
+            assert select.select([fd], [], [], max(0, give_up_at - time.monotonic()))[0], screen
+            screen += os.read(fd, 65536)
+        return screen
+
+    yield run
+    for pid, fd in started:
+        os.close(fd)
+        wait_for(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0], "the script to end")
+
+
+@pytest.mark.parametrize("words", [["exec", "--timeout", "500ms", "--"], ["timeout", "0.5"]])
+def test_a_kill_restores_the_modes_and_the_screen_of_the_terminal(words: list[str], script: Any, tmp_path: Path):
+    command = shlex.join([*SHOTCLOCK, *words, "sh", "-c", WRECKS])
+    screen = script(MODES.format("before", command, "after"))
+    assert (tmp_path / "code").read_text() == "124\n"
+    assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
+    assert b"\x1b[?1047l" in screen.partition(b"full screen")[2]
+
+
+def test_modes_that_a_command_leaves_when_it_ends_by_itself_stay(script: Any, tmp_path: Path):
+    screen = script(MODES.format("before", shlex.join([*SHOTCLOCK, "exec", "--", "stty", "-echo"]), "after"))
+    assert " -echo " in (tmp_path / "after").read_text()
+    assert b"\x1b[?1047l" not in screen
+
+
+def test_a_kill_of_a_command_that_changed_no_mode_writes_nothing_to_the_terminal(script: Any, tmp_path: Path):
+    command = shlex.join([*SHOTCLOCK, "timeout", "0.3", "sleep", "60"])
+    assert script(MODES.format("before", command, "after")) == b"the end\r\n"

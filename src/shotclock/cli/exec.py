@@ -337,8 +337,8 @@ Without --json the output passes through unchanged, and the exit code is the com
 or its children, or could not start it, one line is added to stderr. SHOTCLOCK_REPORT=json sets --report json for all.
 
 A signal that stops us (INT, TERM, HUP, QUIT) is passed to the command; SIGKILL follows after the grace, or at once with
-a second signal. Other signals that would end us (USR1, USR2, ALRM, real-time ones) are only passed on. INT, HUP and QUIT
-stay ignored if they were, as INT is for the `&` job of a script; PIPE is at its default for the command.
+a second signal. Other signals that would end us (USR1, USR2, ALRM, real-time ones) are only passed on. INT, HUP and
+QUIT stay ignored if they were, as INT is for the `&` job of a script; PIPE is at its default for the command.
 
 Where stdin, stdout or /dev/tty is a terminal, the command has it as under `timeout --foreground`: editors, pagers and
 password prompts work, and Ctrl-C is the command's own. Ctrl-Z stops everything that it started, fg continues it; the

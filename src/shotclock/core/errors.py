@@ -336,8 +336,8 @@ _WARNINGS: dict[str, str] = {
     "DESCENDANTS_STOPPED": "Processes outlived the command that started them and were stopped.",
     "JOB_CONTINUES": "A job that was started meanwhile continues; data.jobs has its id.",
     "SURVIVORS": "Processes could not be stopped and are still there.",
-    "PROC_UNFIT": "/proc shows another PID namespace, so processes are stopped as children of the supervisor only, and not "
-    "named; mount it anew (unshare --mount-proc).",
+    "PROC_UNFIT": "/proc shows another PID namespace, so processes are stopped as children of the supervisor only, and "
+    "not named; mount it anew (unshare --mount-proc).",
     "END_UNSEEN": "Work has ended unseen; whether processes of it are still there is unknown.",
     "OUTPUT_TRUNCATED": "More output came than is kept; the file named holds the rest, up to its cap.",
     "OUTPUT_NOT_UTF8": "The output is not UTF-8; the exact bytes are in the field ending in _base64.",

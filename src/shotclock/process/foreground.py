@@ -14,8 +14,8 @@ from typing import NoReturn
 from ..core.clocks import NS_PER_MS, ClockKind
 from . import ipc, kernel
 from .clock import monotonic_ns, pause
-from .command_task import PYTHON_IGNORES, CommandReport, CommandTask, News, Order
-from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, Cgroup, kill_below
+from .command_task import PYTHON_IGNORES, CommandReport, CommandTask, News, Order, takes_more
+from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, Cgroup, is_group_there, kill_below
 from .runners import Runners
 from .supervisor import GUARD_LOOK_MS, LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
 
@@ -44,6 +44,9 @@ _FORWARDED = {
     *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if kernel.LINUX else ()),
 }
 
+# Leaves the alternate screen without a jump of the cursor, shows the cursor, and ends colours and bracketed paste.
+_PLAIN_SCREEN = b"\x1b[?1047l\x1b[?25h\x1b[?2004l\x1b[0m"
+
 _COERCED = ("C.UTF-8", "C.utf8", "UTF-8")  # the locales that Python sets in place of C
 
 
@@ -67,6 +70,8 @@ class TerminalSignals:
         self.fd: int = self._pipe[0]
         self._keyboard_fd = -1
         self._blocked: set[signal.Signals] = set()
+        self._terminal_fd = -1
+        self._modes = b""
 
     def leave_keyboard_to_command(self) -> None:
         """Ignore Ctrl-C and Ctrl-\\, which the command receives itself. Those signals from elsewhere still count.
@@ -96,6 +101,29 @@ class TerminalSignals:
         """Have the kernel continue this process, which the work may stop, as long as it guards a supervisor."""
         self._is_guarding = is_guarding
         self._continuing.arm(GUARD_LOOK_MS if is_guarding else 0, GUARD_LOOK_MS)
+
+    def remember_terminal(self) -> None:
+        """Remember the modes of the terminal that the command uses."""
+        with contextlib.suppress(OSError):
+            number = next(filter(os.isatty, (0, 1, 2)), -1)
+            self._terminal_fd = os.dup(number) if number >= 0 else os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+            if os.tcgetpgrp(self._terminal_fd) == os.getpgrp():  # otherwise they are those of another job
+                self._modes = kernel.terminal_modes(self._terminal_fd)
+
+    def restore_terminal(self) -> None:
+        """Undo what a killed command has left of its modes and screen, unless another job has the terminal now."""
+        if not self._modes or kernel.terminal_modes(self._terminal_fd) in (b"", self._modes):
+            return
+        with contextlib.suppress(OSError):
+            group = os.tcgetpgrp(self._terminal_fd)
+            if group != os.getpgrp() and is_group_there(group):
+                return
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+        kernel.set_terminal_modes(self._terminal_fd, self._modes)
+        with contextlib.suppress(OSError):
+            if takes_more(self._terminal_fd):
+                os.write(self._terminal_fd, _PLAIN_SCREEN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTSTP:
@@ -152,6 +180,8 @@ class TerminalSignals:
             self._both.close()
             os.close(self._keyboard_fd)
             self.take_keyboard_back()
+        if self._terminal_fd >= 0:
+            os.close(self._terminal_fd)
 
 
 def has_input(*, passes_stdin: bool) -> bool:
@@ -271,6 +301,7 @@ def start(
         return CommandReport(unstartable=("fork", error.errno or 0))
     if task.shares_group:
         signals.leave_keyboard_to_command()
+        signals.remember_terminal()
     signals.guard(True)
     try:
         pid = os.fork()
@@ -296,7 +327,9 @@ def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report:
     """Reap the supervisor and return its report. Without one, kill everything it guarded."""
     signals.take_keyboard_back()
     if report is None:
-        return _replace_lost_supervisor(supervisor, task, signals)
+        report = _replace_lost_supervisor(supervisor, task, signals)
+    if report.lost or report.fired is not None or report.stopped is not None:
+        signals.restore_terminal()
     for _ in range(200):  # it exits right after its report; a wedged one is not waited for
         try:
             if os.waitpid(supervisor, os.WNOHANG)[0] == supervisor:

@@ -178,6 +178,20 @@ def empty(fd: int) -> None:
             pass
 
 
+_TERMIOS_SIZE = 256  # more than any
+
+
+def terminal_modes(fd: int) -> bytes:
+    """Return the modes of a terminal, as `set_terminal_modes` takes them; nothing if they cannot be read."""
+    modes = ctypes.create_string_buffer(_TERMIOS_SIZE)
+    return modes.raw if _libc is not None and _libc.tcgetattr(fd, modes) == 0 else b""
+
+
+def set_terminal_modes(fd: int, modes: bytes) -> None:
+    if _libc is not None:
+        _libc.tcsetattr(fd, 0, modes)  # at once
+
+
 def replace_by_null(*numbers: int) -> None:
     """Let these descriptors lead nowhere: the process at the other end must not wait for this one."""
     null = os.open(os.devnull, os.O_RDWR)

@@ -120,6 +120,17 @@ def signal_process(pid: int, number: int) -> bool:
     return True
 
 
+def is_group_there(group: int) -> bool:
+    """Return whether a process group has a member."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def group_of(pid: int) -> int:
     try:
         return os.getpgid(pid)
