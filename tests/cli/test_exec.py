@@ -240,6 +240,16 @@ def test_a_file_that_cannot_be_executed_exits_126(
     assert ran.code == (7 if json else 126)
 
 
+@pytest.mark.parametrize("is_on_path", [False, True])
+def test_a_script_without_an_interpreter_is_run_by_sh(is_on_path: bool, tmp_path: Path, shotclock: Any):
+    script = tmp_path / "script"
+    script.write_text('echo "$0 $1"; exit 3\n')
+    script.chmod(0o755)
+    command = "script" if is_on_path else script
+    ran = shotclock("exec", "--", command, "word", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert (ran.code, ran.stdout) == (3, f"{script} word\n".encode())
+
+
 @in_both_forms
 @pytest.mark.parametrize("kind", ["missing", "a file", "unreadable", "below a file"])
 def test_a_directory_that_cannot_be_entered_exits_125_and_nothing_runs(

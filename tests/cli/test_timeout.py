@@ -36,6 +36,8 @@ SAME = [
     "timeout 10 sh -c 'exit 2'",
     "timeout 10 sh -c 'exit 124'",
     "timeout 10 sh -c 'echo out; echo err >&2; exit 3'",
+    "echo 'echo script $1; exit 4' > plain; chmod +x plain; timeout 10 ./plain word",
+    ": > plain; chmod +x plain; PATH=$PWD:$PATH timeout 10 plain",
     "timeout 10 echo -s -k --help 1",
     "timeout -- 10 true",
     "timeout 0 true",
@@ -71,7 +73,6 @@ SAME = [
     "timeout -s EXIT -k .1 .1 sleep 10",
     "timeout -v .1 sleep 10",
     "timeout --verbose -s INT -k 1 .1 sleep 10",
-    "timeout -v -s0 -k .1 .1 sleep 10",
     "timeout -vk1 .1 sleep 10",
     "timeout -v 10 true",
     "timeout --foreground .1 sleep 10",
@@ -236,6 +237,12 @@ def test_the_differences_are_those_of_the_table(gnu: str, ours: str, tmp_path: P
     assert came == [(code, output, 0) for _, code, output in DIFFERENT.values()]
 
 
+def test_signal_0_has_the_name_that_coreutils_9_10_gives_it(shotclock: Any):
+    ran = shotclock("timeout", "-v", "-s0", "-k", ".1", ".1", "sleep", "10")
+    assert ran.code == 137
+    assert ran.stderr.splitlines()[0] == b"timeout: sending signal 0 to command 'sleep'"
+
+
 def test_without_k_a_command_that_ignores_the_signal_is_killed_after_five_seconds(shotclock: Any):
     ran = shotclock("timeout", ".3", "sh", "-c", "trap '' TERM; sleep 60")
     assert (ran.code, ran.stdout, ran.stderr) == (124, b"", b"")
@@ -275,6 +282,7 @@ def test_the_deadline_of_a_caller_holds(shotclock: Any):
 
 def test_durations_and_signals_are_read_as_by_gnu_timeout():
     durations = {"0": 0, "1": 1000, ".5": 500, "1.": 1000, "1e-9": 1, "2m": 120_000, "1h": 3_600_000, " 1": 1000}
+    durations |= {"1e-10000": 1, "0x1p-9999": 1, "0xep-9999": 1, "0e-10000": 0, "0x0p9": 0, ".0": 0, "0x1p9999": MAX_MS}
     durations |= {"0x10": 16_000, "inf": MAX_MS, "INFINITYd": MAX_MS, "1e999": MAX_MS, "0.0015": 2}
     assert {text: read_duration_ms(text) for text in durations} == durations
     signals = {"TERM": 15, "sigint": 2, "0": 0, "EXIT": 0, "9": 9, "143": 15, "RTMIN": 34, "RTMAX-1": 63}

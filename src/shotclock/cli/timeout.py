@@ -97,7 +97,14 @@ def read_duration_ms(text: str) -> int:
     if match is None:
         raise Misused(f"invalid time interval '{text}'")
     number = match["number"].lower()
-    seconds = (float.fromhex(number) if "x" in number else float(number)) * _SECONDS[match["unit"]]
+    is_hexadecimal = "x" in number
+    try:
+        seconds = (float.fromhex(number) if is_hexadecimal else float(number)) * _SECONDS[match["unit"]]
+    except OverflowError:
+        return MAX_MS
+    mantissa = number.partition("p" if is_hexadecimal else "e")[0]
+    if not seconds and mantissa.strip("+0x."):
+        return 1  # too small for a float, but not none
     return MAX_MS if seconds * 1000 >= MAX_MS else math.ceil(seconds * 1000)
 
 
@@ -122,7 +129,7 @@ def name_of(number: int) -> str:
     try:
         return signal.Signals(number).name.removeprefix("SIG")
     except ValueError:
-        return str(number) if number else "EXIT"
+        return str(number)
 
 
 def run(request: TimeoutRequest) -> int:

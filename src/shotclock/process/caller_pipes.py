@@ -115,9 +115,13 @@ class CallerPipes:
 
 
 def _refuse_closed_descriptors() -> None:
-    """Refuse to run where the next file that is opened would become a standard stream."""
+    """Refuse to run where the next file that is opened would become stdout or stderr. A closed stdin becomes empty."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError as error:
+            if number == 0:
+                if (null := os.open(os.devnull, os.O_RDONLY)) != 0:  # another thread was faster
+                    os.close(null)
+                continue
             raise ValueError(f"descriptor {number} is closed: open it first, for example {os.devnull}") from error

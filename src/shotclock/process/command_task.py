@@ -10,6 +10,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import NoReturn
 
 from ..core.clocks import DEFAULT_WIND_DOWN_MS
 from ..core.value_types import as_dict, field, record, value
@@ -253,6 +254,9 @@ def prune_spills() -> None:
             continue
 
 
+_SHELL = "/bin/sh"
+_SCRIPT_LOOK = 256  # bytes, as shells do
+
 # Python ignores these, and exec keeps that; a command expects the default.
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -401,7 +405,20 @@ def become(task: CommandTask, becomes: dict[int, int]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, fd in becomes.items():
         os.dup2(fd, number)
-    _try_each(task, lambda path: os.execve(path, task.argv, task.env))
+    _try_each(task, lambda path: _exec(path, task.argv, task.env))
+
+
+def _exec(path: str, argv: list[str], env: dict[str, str]) -> NoReturn:
+    """Exec a program, or a script without `#!` by sh, as `execvp` does. What has a NUL is no script."""
+    try:
+        os.execve(path, argv, env)
+    except OSError as error:
+        if error.errno != errno.ENOEXEC:
+            raise
+        with open(path, "rb") as file:
+            if b"\0" in file.read(_SCRIPT_LOOK):
+                raise error from None
+        os.execve(_SHELL, [_SHELL, path, *argv[1:]], env)
 
 
 def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
