@@ -962,7 +962,7 @@ complete -c shotclock -n '_shotclock_at \'/demo\'' -l fast -d 'Shorter limits an
 complete -c shotclock -n '_shotclock_at \'/demo\'' -l record -r -d 'Write a picture of the scenes to this file as well.'
 complete -c shotclock -n '_shotclock_at \'/demo\'' -l help -d 'Show help.'
 complete -c shotclock -n '_shotclock_at \'/doctor\'' -f -a 'ui' -d ''
-complete -c shotclock -n '_shotclock_at \'/doctor\'' -l sweep -d 'Kill the leftovers and remove empty cgroups'
+complete -c shotclock -n '_shotclock_at \'/doctor\'' -l sweep -d 'Kill the leftovers of all your work on this machine, also of other projects and stores, and remove empty cgroups'
 complete -c shotclock -n '_shotclock_at \'/doctor\'' -l trace -r -d 'List only leftovers of this trace (meta.trace_id of an envelope).'
 complete -c shotclock -n '_shotclock_at \'/doctor\'' -l json -d 'Print only the envelope on stdout, also on a terminal.'
 complete -c shotclock -n '_shotclock_at \'/doctor\'' -l timeout -r -d 'Answer within this time (500ms, 30s, 5m; 0 means no limit).'

@@ -1,7 +1,9 @@
 """`shotclock doctor`: health, a live self-test, and what was left behind. Real processes, all of them ours."""
 
+import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 from shotclock.process import kernel
 from shotclock.runtime import doctor
 
-from .conftest import SOON_S, is_alive, wait_for
+from .conftest import SHOTCLOCK, SOON_S, is_alive, wait_for
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]  # each run holds a live self-test
 
@@ -297,6 +299,35 @@ def test_a_process_of_another_user_is_listed_and_never_touched(shotclock: Any, l
     assert [each["kept"] for each in envelope["data"]["leftovers"]] == ["belongs to another user"]
     assert envelope["data"]["swept"] == []
     assert left.poll() is None
+
+
+def test_a_sweep_asks_on_a_terminal_and_says_how_far_it_goes(leave: Start, trace: str):
+    import pty
+
+    left = leave()
+    ours, theirs = pty.openpty()
+    try:
+        for answer, is_swept in ((b"\n", False), (b"y\n", True)):
+            words = [*SHOTCLOCK, "doctor", "--sweep", "--trace", trace, "--json"]
+            process = subprocess.Popen(words, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE)
+            screen = b""
+            while b"[y/N]" not in screen:
+                assert select.select([ours], [], [], SOON_S)[0], screen
+                screen += os.read(ours, 4096)
+            assert trace.encode() in screen
+            os.write(ours, answer)
+            envelope = json.loads(process.communicate(timeout=30)[0])
+            assert (envelope["ok"], left.poll() is not None) == (is_swept, is_swept), envelope
+            if not is_swept:
+                assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("PERSON_REQUIRED", "not_started")
+        words = [*SHOTCLOCK, "doctor", "--sweep"]
+        process = subprocess.Popen(words, stdin=theirs, stderr=theirs, stdout=subprocess.DEVNULL)
+        os.write(ours, b"no\n")
+        assert process.wait(30) != 0
+        assert b"all your work on this machine" in os.read(ours, 4096)
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_a_process_at_a_terminal_is_never_touched(shotclock: Any, leave: Start, trace: str):

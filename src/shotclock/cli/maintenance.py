@@ -22,7 +22,7 @@ from ..runtime.doctor import Findings, examine
 from ..store.audit import Token
 from ..store.home import state_home
 from ..store.store import Store, move_aside, parse_count, parse_size, prune, read_retention
-from .output import say_line, write_quietly
+from .output import ask_person, is_terminal, say_line, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option
 from .subcommand import JSON, ChildWork, looks, show_drawn, timeout_option
 
@@ -49,6 +49,11 @@ def _look_up(code: str | None) -> Outcome:
 
 
 def _run_doctor(about: str | None, sweep: bool, trace: str | None, timeout: int) -> ChildWork:
+    if sweep and is_terminal(sys.stdin) and is_terminal(sys.stderr):
+        whose = f"of trace {trace}" if trace else "of all your work on this machine, also of other projects and stores"
+        if (ask_person(f"Kill the leftovers {whose}? [y/N] ") or "").strip().lower() not in ("y", "yes"):
+            hint = "answer y to kill them; without --sweep they are only listed"
+            raise Failure("PERSON_REQUIRED", "nothing was stopped: the answer was not yes", suggestion=hint)
     return ChildWork("doctor", lambda: _examine(about, sweep, trace), timeout, mutates=sweep, show=show_drawn)
 
 
@@ -182,7 +187,10 @@ COMMANDS: dict[str, Subcommand | CommandTable] = {
         options=(
             argument("about", "ui: check the devices of `shotclock ui` instead of the machine.", choices=("ui",)),
             flag(
-                "--sweep", "Kill the leftovers and remove empty cgroups. Look at the list first.", excludes=("about",)
+                "--sweep",
+                "Kill the leftovers of all your work on this machine, also of other projects and stores, and remove "
+                "empty cgroups. Asks on a terminal. Look at the list first.",
+                excludes=("about",),
             ),
             option(
                 "--trace",
