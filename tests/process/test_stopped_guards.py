@@ -25,7 +25,8 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found on Linux only"),
 ]
 
-ENTRIES = ("exec", "timeout", "shotclock-sh", "wrap", "run")
+ENTRIES = ("exec", "timeout", "shotclock-sh", "wrap", "run", "run()")
+WITH_ZYGOTE = ("run", "run()")
 UP_WITHIN_S = 60.0
 # A guard is continued within a second; then it kills what is left, and verifies it.
 GONE_WITHIN_S = 20.0
@@ -99,6 +100,8 @@ def _words(name: str, work: Path) -> list[str]:
             return [sys.executable, "-c", shell, "--timeout", "0", "-c", f". {shlex.quote(str(work))}"]
         case "wrap":
             return [*shotclock, "wrap", "--timeout", "0", "--grace", "300ms", "--", "sh", str(work)]
+        case "run()":
+            return [sys.executable, "-c", f"import shotclock; shotclock.run(['sh', {str(work)!r}])"]
     flow = work.with_name("flow.yaml")
     flow.write_text(f"steps:\n  stays: {{exec: 'exec sh {work}', timeout: 600}}\n")
     return [*shotclock, "run", str(flow)]
@@ -113,7 +116,7 @@ def test_work_that_has_stopped_its_guards_dies_when_shotclock_is_killed(stopped:
 
 
 def test_what_a_killed_supervisor_leaves_is_killed_though_its_caller_is_stopped(tmp_path: Path) -> None:
-    entries = [Entry(name, ":", tmp_path / name) for name in ENTRIES if name != "run"]
+    entries = [Entry(name, ":", tmp_path / name) for name in ENTRIES if name not in WITH_ZYGOTE]
     for entry in entries:
         supervisor = entry.named("shotclock-sup")
         entry.signal(entry.caller, signal.SIGSTOP)
@@ -146,5 +149,5 @@ def test_nothing_is_left_however_its_processes_are_stopped_and_killed(rounds: in
 
 def _choose_spared(entry: Entry, chance: random.Random) -> int:
     """The guard that is not killed. A run that is stopped is continued by no one, so it is killed in the end."""
-    other = entry.named("clock-zygote") if entry.name == "run" else entry.caller
+    other = entry.named("clock-zygote") if entry.name in WITH_ZYGOTE else entry.caller
     return chance.choice([entry.named("shotclock-sup"), other])
