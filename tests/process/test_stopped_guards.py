@@ -25,8 +25,8 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found on Linux only"),
 ]
 
-ENTRIES = ("exec", "timeout", "shotclock-sh", "wrap", "run", "run()")
-WITH_ZYGOTE = ("run", "run()")
+ENTRIES = ("exec", "timeout", "shotclock-sh", "wrap", "run", "shotclock.run")
+WITH_ZYGOTE = ("run", "shotclock.run")
 UP_WITHIN_S = 60.0
 # A guard is continued within a second; then it kills what is left, and verifies it.
 GONE_WITHIN_S = 20.0
@@ -100,7 +100,7 @@ def _words(name: str, work: Path) -> list[str]:
             return [sys.executable, "-c", shell, "--timeout", "0", "-c", f". {shlex.quote(str(work))}"]
         case "wrap":
             return [*shotclock, "wrap", "--timeout", "0", "--grace", "300ms", "--", "sh", str(work)]
-        case "run()":
+        case "shotclock.run":
             return [sys.executable, "-c", f"import shotclock; shotclock.run(['sh', {str(work)!r}])"]
     flow = work.with_name("flow.yaml")
     flow.write_text(f"steps:\n  stays: {{exec: 'exec sh {work}', timeout: 600}}\n")
