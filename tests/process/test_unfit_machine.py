@@ -123,6 +123,12 @@ def test_with_the_proc_of_another_namespace_exec_and_timeout_pass_codes_and_outp
     assert beside(*SHOTCLOCK, "timeout", "0.5", "sh", "-c", "setsid sleep 300 & sleep 300") == (124, b"")
 
 
+def test_with_the_proc_of_another_namespace_the_shell_says_that_it_sees_no_owner(beside: Any):
+    shell = "import sys; from shotclock.cli import run_shell; run_shell()"
+    code, out = beside(sys.executable, "-c", shell, "--timeout", "0", "-c", "echo out; exit 3")
+    assert code == 3 and out.startswith(b"out\n") and b"does not end with its owner" in out
+
+
 def test_with_the_proc_of_another_namespace_a_child_left_behind_is_stopped_and_has_no_wrong_name(beside: Any):
     _, out = beside(*SHOTCLOCK, "exec", "--json", "--", "sh", "-c", "setsid sleep 300 >/dev/null 2>&1 & echo $!")
     envelope = json.loads(out)

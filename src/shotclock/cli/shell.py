@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from .._version import __version__
 from ..core.clocks import Clocks, ProcessIdentity
-from ..process import foreground
+from ..process import foreground, kernel
 from ..process.environment import AGENT_MARKS
 from ..process.foreground import TerminalSignals
 from ..process.owner import OwnerWatch, UnknownOwner, find_owner, is_agent_gone
@@ -228,4 +228,6 @@ def _find_owner() -> ProcessIdentity | None:
     for choice in ("agent", "parent"):
         with contextlib.suppress(UnknownOwner):
             return find_owner(choice)
+    if kernel.is_proc_foreign():
+        say_line(f"{NAME}: /proc shows another PID namespace, so the command does not end with its owner")
     return None
