@@ -148,7 +148,8 @@ def _serve_forks(requests: socket.socket) -> NoReturn:
     poller.register(child_signal, select.POLLIN)
     continuing = kernel.ContinuingTimer()
     while True:
-        continuing.arm(GUARD_LOOK_MS if forked else 0, GUARD_LOOK_MS)
+        if forked:  # and from then on
+            continuing.arm(GUARD_LOOK_MS, GUARD_LOOK_MS)
         # Unbounded on purpose: a zygote has nothing to do without requests, and the socket ends with the runtime.
         ready = {fd for fd, _ in poller.poll()}
         if child_signal in ready:
