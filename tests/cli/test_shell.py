@@ -154,6 +154,41 @@ def test_one_argument_is_a_command_line(sh: Shell):
     assert sh.run("./tool") == (0, b"ran ./tool\n", b"")
 
 
+@pytest.mark.slow
+def test_one_argument_that_names_a_readable_file_is_a_script(sh: Shell):
+    text = 'echo "$0 $#"; exit 6\n'
+    (sh.work / "plain.sh").write_text(text)
+    for name in ("in_bash.sh", "named.sh", "by_env"):
+        first = {"in_bash.sh": "#!/bin/bash", "named.sh": f"#!{sh.path}", "by_env": "#!/usr/bin/env shotclock-sh"}[name]
+        (sh.work / name).write_text(f"{first}\n{text}")
+        (sh.work / name).chmod(0o755)
+    for word in ("plain.sh", "./plain.sh", "in_bash.sh", "named.sh"):
+        assert sh.run(word) == sh.run(word, program=BASH) == (6, f"{word} 0\n".encode(), b""), word
+    path = f"{sh.bin}{os.pathsep}{os.environ['PATH']}"
+    for name in ("named.sh", "by_env"):  # the kernel gives the path of the script as the one argument
+        program = sh.work / name
+        assert sh.run(program=program, env={"PATH": path}) == (6, f"{program} 0\n".encode(), b"")
+        assert sh.run("a b", program=program, env={"PATH": path}) == (6, f"{program} 1\n".encode(), b"")
+        line = f"{program}; echo $?"  # as a hook of Claude Code, and below a command
+        assert sh.run(line, env={"PATH": path, "CLAUDECODE": "1"}) == (0, f"{program} 0\n6\n".encode(), b"")
+        assert sh.run(str(program), env={"PATH": path, "CLAUDECODE": "1"}) == (6, f"{program} 0\n".encode(), b"")
+
+
+def test_a_hook_of_claude_code_is_a_command_also_where_a_file_of_the_project_has_its_name(sh: Shell):
+    (sh.work / "true").write_text("echo the file of the project\n")
+    assert sh.run("true", env={"CLAUDECODE": "1"}) == (0, b"", b"")
+
+
+@pytest.mark.slow
+def test_a_shell_that_starts_itself_without_end_is_stopped_with_a_reason(sh: Shell):
+    again = sh.work / "again"
+    again.write_text(f"#!/bin/sh\nexec {sh.path} -c {again}\n")
+    again.chmod(0o755)
+    code, _, err = sh.run(str(again))
+    assert code == 125
+    assert b"20 of these shells are inside each other" in err
+
+
 def test_the_line_of_claude_code_runs_in_bash_and_leaves_its_folder(sh: Shell, tmp_path: Path):
     (tmp_path / "shell-snapshots").mkdir()
     (tmp_path / "shell-snapshots" / "snapshot-bash-1-x.sh").write_text("greet() { echo hello; }\n")

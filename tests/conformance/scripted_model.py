@@ -40,8 +40,10 @@ class Answer:
 class ScriptedModel:
     """A model on loopback. `results` holds the texts of the tool results in the longest conversation so far."""
 
-    def __init__(self, commands: list[str]) -> None:
+    def __init__(self, commands: list[str], more: dict[str, Any] | None = None) -> None:
         self.commands = commands
+        self.more = more or {}
+        """Further arguments of each shell call."""
         self.results: list[str] = []
         self.changed = threading.Condition()
 
@@ -53,7 +55,8 @@ class ScriptedModel:
         tool = next((name for name in SHELL_TOOLS if name in request.tools), "")
         if not tool or len(request.results) >= len(self.commands):
             return Answer(text=END)
-        return Answer(tool=tool, arguments=_arguments(request.tools[tool], self.commands[len(request.results)]))
+        arguments = _arguments(request.tools[tool], self.commands[len(request.results)])
+        return Answer(tool=tool, arguments={**arguments, **self.more})
 
 
 def _arguments(schema: dict[str, Any], command: str) -> dict[str, Any]:
@@ -65,9 +68,9 @@ def _arguments(schema: dict[str, Any], command: str) -> dict[str, Any]:
 
 
 @contextmanager
-def serve(commands: list[str]) -> Iterator[tuple[ScriptedModel, int]]:
+def serve(commands: list[str], more: dict[str, Any] | None = None) -> Iterator[tuple[ScriptedModel, int]]:
     """Serve a model with this script. Yields the model and its port."""
-    model = ScriptedModel(commands)
+    model = ScriptedModel(commands, more)
 
     class Handler(_Handler):
         script = model

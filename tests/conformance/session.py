@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.conformance.coding_agents import CodingAgent, Place
 from tests.conformance.scripted_model import ScriptedModel, serve
@@ -71,17 +72,19 @@ def session(
     denies: bool = False,
     asks: bool = False,
     more: tuple[str, ...] = (),
+    arguments: Mapping[str, object] = MappingProxyType({}),
     before: Callable[[Place], None] = lambda place: None,
 ) -> Iterator[Session]:
     """Start the agent with a model that asks for this command; MARK in it is the marked file.
 
-    `more` are options of the installation; `before` is called after it. An agent that `asks` needs a permission.
+    `more` are options of the installation, `arguments` further ones of the command; `before` is called after the
+    installation. An agent that `asks` needs a permission.
     """
     home, project = folder / "home", folder / "home" / "project"
     project.mkdir(parents=True)
     mark = home / "mark"
     mark.touch()
-    with serve([command.replace("MARK", str(mark))]) as (model, port):
+    with serve([command.replace("MARK", str(mark))], dict(arguments)) as (model, port):
         place = Place(home, project, port)
         agent.prepare(place)
         options = agent.deny(place) if denies else ()

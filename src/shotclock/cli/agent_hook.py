@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .output import write_quietly
+from .shell_background import IN_BACKGROUND, note_command
 
 ANCESTORS = 6  # processes above the hook that may be Copilot: a shell, node, its launcher
 RULE_DECISIONS = ("forbidden", "prompt")
@@ -24,6 +25,9 @@ Usage: shotclock agent hook NAME SHELL [--approvals]
 Answer a hook of an agent, whose request is read from stdin. `shotclock agent install` writes this call.
 """
 CODEX_SYSTEM = "/etc/codex"
+# One word, as `shlex.quote` and `quote_for_gemini` write it.
+_QUOTED_WORD = r"""(?:[\w@%+=:,./-]+|'[^']*'(?:"'"'[^']*')*)"""
+_GEMINI_WORD = r"""(?:"(?:[^"\\$`]|\\["\\$])*"|'\\*`')+"""
 LONGEST_WORD = 120_000  # bytes of a rewritten command; Linux starts nothing with a word of 128 KiB
 
 
@@ -57,12 +61,22 @@ def quote_for_gemini(text: str) -> str:
     return f'"{"".join(pieces)}"'
 
 
+def note_claude(request: dict[str, Any], shell: str) -> None:
+    """Claude Code has a setting for its shell, which does not learn there that a command is put in the background."""
+    arguments = request["tool_input"]
+    note_command(os.environ, arguments["command"], in_background=arguments.get("run_in_background") is True)
+
+
 def rewrite_gemini(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
-    if request["tool_name"] != "run_shell_command" or _is_wrapped(request["tool_input"], shell):
+    arguments = request["tool_input"]
+    shell = _in_background(shell, arguments.get("is_background") is True)
+    if request["tool_name"] != "run_shell_command":
+        return None
+    if _is_wrapped(arguments["command"], f"{{ {shell}", _GEMINI_WORD, "; }"):
         return None
     # Gemini removes a shell around the whole command before it runs it, and inside braces only to check its rules.
-    command = _checked(f"{{ {shell} -c {quote_for_gemini(request['tool_input']['command'])}; }}")
-    changed = {**request["tool_input"], "command": command}
+    command = _checked(f"{{ {shell} -c {quote_for_gemini(arguments['command'])}; }}")
+    changed = {**arguments, "command": command}
     return {"hookSpecificOutput": {"hookEventName": "BeforeTool", "tool_input": changed}}
 
 
@@ -70,7 +84,8 @@ def rewrite_copilot(request: dict[str, Any], shell: str) -> dict[str, Any] | Non
     arguments = request["toolArgs"]
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
-    if request["toolName"] != "bash" or _is_wrapped(arguments, shell):
+    shell = _in_background(shell, arguments.get("mode") == "async")
+    if request["toolName"] != "bash" or _is_wrapped(arguments["command"], shell):
         return None
     if _has_denials(request.get("cwd") or os.getcwd()):
         return None
@@ -80,7 +95,7 @@ def rewrite_copilot(request: dict[str, Any], shell: str) -> dict[str, Any] | Non
 def rewrite_codex(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
     """Codex takes a rewritten command only with `allow`; a command that a rule may stop is left to the rule."""
     command = request["tool_input"]["command"]
-    if request["tool_name"] != "Bash" or _is_wrapped(request["tool_input"], shell):
+    if request["tool_name"] != "Bash" or _is_wrapped(command, shell):
         return None
     if _words(command) & _ruled_words(request.get("cwd") or os.getcwd()):
         return None
@@ -90,6 +105,7 @@ def rewrite_codex(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
 
 
 REWRITES: dict[str, Callable[[dict[str, Any], str], dict[str, Any] | None]] = {
+    "claude": note_claude,
     "codex": rewrite_codex,
     "copilot": rewrite_copilot,
     "gemini": rewrite_gemini,
@@ -107,8 +123,13 @@ def _checked(command: str) -> str:
     return command
 
 
-def _is_wrapped(arguments: dict[str, Any], shell: str) -> bool:
-    return str(arguments["command"]).startswith((f"{shell} ", f"{{ {shell} "))
+def _in_background(shell: str, is_so: bool) -> str:
+    return f"{shell} {IN_BACKGROUND}" if is_so else shell
+
+
+def _is_wrapped(command: str, shell: str, word: str = _QUOTED_WORD, end: str = "") -> bool:
+    """Return whether the whole command is as a hook writes it: one word for one shell. Anything else could escape."""
+    return re.fullmatch(rf"{re.escape(shell)} -c {word}{end}", command) is not None
 
 
 def _words(text: str) -> set[str]:

@@ -20,18 +20,22 @@ from ..process.foreground import TerminalSignals
 from ..process.owner import OwnerWatch, UnknownOwner, find_owner, is_agent_gone
 from .exec import AGENT_INPUT_WAIT_MS, DEFAULTS, NOT_DONE, ExecRequest, Wording, carry_out, choose_report
 from .output import say_line, write_quietly
+from .shell_background import IN_BACKGROUND, take_note
 from .shell_limits import BadSetting, Limit, read_limits, take_options, variable_of
 
 NAME = "shotclock-sh"
 SHELL_VARIABLE = "SHOTCLOCK_SHELL"
+DEPTH_VARIABLE = "SHOTCLOCK_SHELL_DEPTH"
+MOST_NESTED = 20  # each is two processes; agents inside agents and recursive makefiles reach a handful
 _SHELLS = ("bash", "zsh", "sh")
 _FOLDERS = ("/bin", "/usr/bin")
+_FIRST_LINE = 256  # bytes, as the kernel reads them
 _LONG_WITH_VALUE = ("--rcfile", "--init-file")
 
 HELP = """\
 Usage: shotclock-sh [LIMITS] [OPTIONS OF THE SHELL] -c STRING [NAME [ARGUMENTS…]]
        shotclock-sh [LIMITS] 'COMMAND LINE'
-       shotclock-sh [LIMITS] [OPTIONS OF THE SHELL] SCRIPT ARGUMENTS…
+       shotclock-sh [LIMITS] [OPTIONS OF THE SHELL] SCRIPT [ARGUMENTS…]
 
 A shell whose commands have limits: the arguments go to your own shell, and when a limit is reached, everything that
 the command started is killed, as by `shotclock exec`. Exit codes and the line on stderr are those of `shotclock exec`.
@@ -41,12 +45,14 @@ Without a command or a script it becomes your shell, without limits.
   SHOTCLOCK_TIMEOUT     kill a command after this time [10m]
   SHOTCLOCK_IDLE        kill it after this time without output [none]
   SHOTCLOCK_INPUT_WAIT  kill it after it has waited this long for input [none; 10s under a coding agent]
+  SHOTCLOCK_BACKGROUND  kill a command that a coding agent has put in the background after this time [none]
   SHOTCLOCK_LIFETIME    the lifetime of background jobs, for `shotclock exec --detach` [none]
   SHOTCLOCK_SHELL       the shell to run [$SHELL if it is bash or zsh, else bash, zsh or sh]
 
-0 means none. LIMITS are --timeout D, --idle D, --input-wait D and --lifetime D, and precede the variables. Files may
-set the same limits (timeout = "5m"): shotclock.toml or [tool.shotclock] in pyproject.toml of the project, which can
-only shorten them, and ~/.config/shotclock/config.toml.
+0 means none. LIMITS are --timeout D, --idle D, --input-wait D, --background D and --lifetime D, and precede the
+variables. Files may set the same limits (timeout = "5m"): shotclock.toml or [tool.shotclock] in pyproject.toml of the
+project, which can only shorten them, and ~/.config/shotclock/config.toml. With --in-background among LIMITS, as the hooks
+of `shotclock agent install` write it, SHOTCLOCK_BACKGROUND is the limit in place of SHOTCLOCK_TIMEOUT and SHOTCLOCK_IDLE.
 
 A command ends with its owner: the coding agent that runs it, otherwise the parent process.
 """
@@ -71,10 +77,12 @@ def main() -> int:
 
 
 def _run(name: str, words: list[str], options: dict[str, str]) -> int:
-    is_command = True
+    is_command, in_background = True, options.pop(IN_BACKGROUND, None) is not None
     if name not in _SHELLS and len(words) == 1 and words[0][:1] not in ("-", "+"):
         is_command = is_command_line(words[0])
-        words = ["-c", words[0]]
+        if not is_script(words[0], is_command):
+            in_background = in_background or (is_command and take_note(os.environ, words[0]))
+            words = ["-c", words[0]]
     argv = [find_shell(name), *words]
     if reads_commands(words):
         if options:
@@ -82,7 +90,8 @@ def _run(name: str, words: list[str], options: dict[str, str]) -> int:
         _become(argv)
     signals = TerminalSignals()
     owner = _find_owner()
-    request = _limited(options) if is_command else _unlimited()
+    request = _limited(options, in_background) if is_command else _unlimited()
+    request.env[DEPTH_VARIABLE] = str(_read_depth() + 1)
     request.program, request.command = NAME, argv
     request.owner_watch = None if owner is None else OwnerWatch(owner)
     return carry_out(request, signals)
@@ -100,7 +109,7 @@ def _unlimited() -> ExecRequest:
     return ExecRequest(clocks=Clocks(timeout_ms=0), input_wait=0, quiet_env=False, leave_children=True, report="none")
 
 
-def _limited(options: dict[str, str]) -> ExecRequest:
+def _limited(options: dict[str, str], in_background: bool) -> ExecRequest:
     """Return the request of a command, with its limits. Raises BadSetting."""
     has_agent = any(map(os.environ.get, AGENT_MARKS))
     defaults = {"timeout": DEFAULTS.timeout_ms or 0, "input_wait": AGENT_INPUT_WAIT_MS if has_agent else 0}
@@ -109,6 +118,10 @@ def _limited(options: dict[str, str]) -> ExecRequest:
         more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
         say_line(" ".join(f"{NAME}: ignored: {mistakes[0]}{more}".splitlines()))
     lifetime, variable = limits["lifetime"], variable_of("lifetime")
+    if in_background:
+        limits |= {"timeout": limits["background"], "idle": Limit(0, variable_of("idle"))}
+        when = f"after {limits['timeout']} ({limits['timeout'].source}) at the latest, and " if limits["timeout"].ms else ""
+        say_line(f"{NAME}: in the background, without the limits of other commands: it ends {when}with its agent")
     request = ExecRequest(
         clocks=Clocks(timeout_ms=limits["timeout"].ms, idle_ms=limits["idle"].ms),
         input_wait=limits["input_wait"].ms,
@@ -144,6 +157,32 @@ def _shotclock() -> str:
         return "shotclock"
     beside = os.path.join(os.path.dirname(os.path.realpath(sys.argv[0])), "shotclock")
     return beside if os.access(beside, os.X_OK) else "shotclock"
+
+
+def is_script(word: str, is_command: bool) -> bool:
+    """Return whether the one argument is a script for the shell, and not a command line.
+
+    The kernel gives the path of a script that names this program in its first line: as a command line it would start
+    this program again without end. Other files that can be executed by their path are left to the kernel, as are the
+    hooks and servers of Claude Code.
+    """
+    try:
+        with open(os.open(word, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            first = file.read(_FIRST_LINE) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b"\0"
+    except OSError:
+        return False
+    if first.startswith(b"#!") and NAME.encode() in first.partition(b"\n")[0]:
+        return True
+    return is_command and b"\0" not in first and not (os.sep in word and os.access(word, os.X_OK))
+
+
+def _read_depth() -> int:
+    """Return how many of these shells are above. Raises Unusable where one starts the next without end."""
+    text = os.environ.get(DEPTH_VARIABLE, "")
+    depth = int(text) if text.isascii() and text.isdecimal() and len(text) < 5 else 0
+    if depth >= MOST_NESTED:
+        raise Unusable(f"{depth} of these shells are inside each other: a script or a setting starts it without end")
+    return depth
 
 
 def is_command_line(line: str) -> bool:
