@@ -457,6 +457,43 @@ def test_a_wrapped_command_is_not_wrapped_again(hook: Any) -> None:
     assert hook("gemini", {**request, "tool_input": wrapped}) is None
 
 
+def test_only_a_command_exactly_as_a_hook_writes_it_is_taken_for_wrapped(hook: Any, home: Path) -> None:
+    def rewrite(agent: str, command: str, **more: object) -> str | None:
+        arguments = {"command": command, **more}
+        if agent == "copilot":
+            answer = hook(agent, {"toolName": "bash", "toolArgs": arguments})
+            return None if answer is None else answer["modifiedArgs"]["command"]
+        tool = "Bash" if agent == "codex" else "run_shell_command"
+        answer = hook(agent, {"tool_name": tool, "tool_input": arguments, "cwd": str(home)})
+        output = None if answer is None else answer["hookSpecificOutput"]
+        return None if output is None else (output.get("updatedInput") or output["tool_input"])["command"]
+
+    background: dict[str, dict[str, object]] = {"gemini": {"is_background": True}, "copilot": {"mode": "async"}}
+    for agent in ("codex", "gemini", "copilot"):
+        for command in (NASTY, "ls", "it's", "\\`\\", "a\nb", ""):
+            for more in ({}, background.get(agent, {})):
+                wrapped = rewrite(agent, command, **more)
+                assert wrapped is not None
+                assert run_in_shell(wrapped.replace(" --in-background", "")) == run_in_shell(command)
+                assert rewrite(agent, wrapped, **more) is None, "it is not wrapped again"
+        wrapped = rewrite(agent, "true x")
+        assert wrapped is not None
+        added = ("; setsid sleep 600 &", " & sleep 600", "\nsleep 600", " $(sleep 600)")
+        inside = {
+            "gemini": ('true"; sleep 600 "', "$(sleep 600)", "`sleep 600`", 'true\\\\"; sleep 600; "'),
+            "": ("true' 'x'; sleep 600 '", "'; sleep 600; echo '", "'\"'$(sleep 600)'\"'", "'\"'\"; sleep 600; \"'\"'"),
+        }
+        escapes = [f"{wrapped}{more}" for more in added]
+        escapes += [wrapped.replace("true", more) for more in inside.get(agent, inside[""])]
+        escapes += [f"FOO=1 {wrapped}", wrapped.replace(" -c", " --timeout 0 -c"), f" {wrapped}", f"{wrapped} "]
+        if agent in background:
+            free = rewrite(agent, "sleep 600", **background[agent])
+            assert free is not None and "--in-background" in free
+            escapes.append(free)  # of a command that is not in the background
+        for command in escapes:
+            assert rewrite(agent, command) is not None, f"{agent} would run this without limits: {command}"
+
+
 def test_commands_with_a_word_of_a_codex_rule_are_left_to_the_rule(hook: Any, home: Path) -> None:
     rules = home / ".codex/rules"
     rules.mkdir(parents=True)
