@@ -42,6 +42,8 @@ SETTINGS = """{
         "PreToolUse": [ ]
     }
 }"""
+# Without a list that our entry makes, and takes away with itself.
+WITHOUT_LIST = SETTINGS.replace('"PreToolUse"', '"Stop"')
 
 
 @pytest.fixture(autouse=True)
@@ -114,12 +116,12 @@ def test_an_installation_changes_only_its_own_lines(shotclock: Any, home: Path) 
 def test_after_a_change_by_the_user_only_our_entries_are_removed(shotclock: Any, home: Path) -> None:
     file = home / ".claude/settings.json"
     file.parent.mkdir()
-    file.write_text(SETTINGS)
+    file.write_text(WITHOUT_LIST)
     install(shotclock, "claude", "--approvals")
     file.write_text(file.read_text().replace('"MINE": "yes"', '"MINE": "no"'))
     ran = shotclock("agent", "remove", "claude", "--yes")
     assert "changed since" in ran.json()["data"]["notes"][0]
-    assert file.read_text() == SETTINGS.replace('"MINE": "yes"', '"MINE": "no"')
+    assert file.read_text() == WITHOUT_LIST.replace('"MINE": "yes"', '"MINE": "no"')
     install(shotclock, "opencode")
     plugin = home / FILES["opencode"][0]
     plugin.write_text(plugin.read_text() + "// mine\n")
@@ -187,13 +189,13 @@ def test_a_damaged_record_is_not_restored(shotclock: Any, home: Path) -> None:
     file = home / ".claude/settings.json"
     file.parent.mkdir()
     for damage in (b"", b"[]", b"{", b"\xff", b'{"before": 3, "after": "x"}'):
-        file.write_text(SETTINGS)
+        file.write_text(WITHOUT_LIST)
         install(shotclock, "claude")
         records = [path for path in (home / ".local").rglob("*") if path.is_file()]
         assert len(records) == 1, "one file, so that it is replaced at once"
         records[0].write_bytes(damage)
         ran = shotclock("agent", "remove", "claude", "--yes")
-        assert (ran.code, file.read_text()) == (0, SETTINGS), damage
+        assert (ran.code, file.read_text()) == (0, WITHOUT_LIST), damage
 
 
 def test_hooks_of_the_user_beside_ours_are_kept(shotclock: Any, home: Path) -> None:
@@ -339,6 +341,13 @@ def test_status_sees_moved_programs_and_changed_settings(shotclock: Any, home: P
         file.write_text(json.dumps({"env": {"CLAUDE_CODE_SHELL_PREFIX": str(program)}}))
         found = status_of(shotclock, "claude")
         assert (found["effective"], f"{program} is not there" in found["problems"][0]) == (False, True)
+    install(shotclock, "claude")
+    settings = json.loads(file.read_text())
+    del settings["hooks"]  # as an older version has installed it
+    file.write_text(json.dumps(settings))
+    found = status_of(shotclock, "claude")
+    assert (found["installed"], found["effective"], found["problems"]) == (True, None, [])
+    assert "commands in the background have the limit of all others" in found["conditions"][0]
     install(shotclock, "copilot")
     (home / ".copilot/settings.json").write_text('{"disableAllHooks": true}')
     assert "settings.json sets disableAllHooks" in status_of(shotclock, "copilot")["problems"][0]
@@ -455,6 +464,19 @@ def test_a_wrapped_command_is_not_wrapped_again(hook: Any) -> None:
     request = {"tool_name": "run_shell_command", "tool_input": {"command": "ls"}}
     wrapped = hook("gemini", request)["hookSpecificOutput"]["tool_input"]
     assert hook("gemini", {**request, "tool_input": wrapped}) is None
+
+
+def test_the_hook_of_claude_code_says_nothing_and_leaves_a_note_of_a_command_in_the_background(
+    hook: Any, home: Path
+) -> None:
+    notes = home / ".local/state/shotclock/background"
+    request = {"tool_name": "Bash", "tool_input": {"command": "it's"}}
+    in_background = {"tool_name": "Bash", "tool_input": {"command": "it's", "run_in_background": True}}
+    for given, count in ((request, 0), (in_background, 1), (in_background, 1), (request, 0), (in_background, 1)):
+        assert hook("claude", given, CLAUDE_CODE_SESSION_ID="s") is None
+        assert len(list(notes.iterdir()) if notes.exists() else ()) == count
+    assert hook("claude", request, CLAUDE_CODE_SESSION_ID="another") is None
+    assert len(list(notes.iterdir())) == 1
 
 
 def test_only_a_command_exactly_as_a_hook_writes_it_is_taken_for_wrapped(hook: Any, home: Path) -> None:

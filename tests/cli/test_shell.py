@@ -447,6 +447,33 @@ def test_with_the_mark_of_claude_code_only_commands_have_limits(sh: Shell, tmp_p
         assert sh.run(slow, env=env, stdout=file)[0] == 124
 
 
+@pytest.mark.slow
+def test_a_command_in_the_background_has_a_limit_of_its_own_and_says_so_once(sh: Shell, tmp_path: Path):
+    env = {"SHOTCLOCK_TIMEOUT": "500ms", "SHOTCLOCK_IDLE": "500ms"}
+    said = b"shotclock-sh: in the background, without the limits of other commands: it ends "
+    slow = "sleep 1; echo it\\'s done"
+    assert sh.run("--in-background", "-c", slow, env=env) == (0, b"it's done\n", said + b"with its agent\n")
+    limited = {**env, "SHOTCLOCK_BACKGROUND": "1s"}
+    code, _, err = sh.run("--in-background", "-c", "sleep 60", env=limited)
+    assert code == 124
+    assert err.startswith(said + b"after 1s (SHOTCLOCK_BACKGROUND) at the latest, and with its agent\n")
+    assert b"limit of commands in the background here (SHOTCLOCK_BACKGROUND)" in err
+    assert sh.run("-c", slow, env=limited)[0] == 124, "the limit of another command is not changed"
+
+    # Claude Code says it only to its hook.
+    claude = {**env, "CLAUDECODE": "1", "CLAUDE_CODE_SESSION_ID": "s", "SHOTCLOCK_HOME": str(sh.home)}
+    quoted = "'" + slow.replace("'", "'\"'\"'") + "'"
+    lines = [CLAUDE_LINE.format(folder=tmp_path, command=quoted)]
+    lines += [lines[0].replace(" < /dev/null", "")]
+    for line in lines:
+        request = json.dumps({"tool_name": "Bash", "tool_input": {"command": slow, "run_in_background": True}})
+        words = [sys.executable, "-m", "shotclock", "agent", "hook", "claude", str(sh.path)]
+        subprocess.run(words, input=request.encode(), env={**sh.env, **claude}, check=True, timeout=LIMIT_S)
+        assert sh.run(line, env={**claude, "CLAUDE_CODE_SESSION_ID": "another"})[0] == 124
+        assert sh.run(line, env=claude) == (0, b"it's done\n", said + b"with its agent\n")
+        assert sh.run(line, env=claude)[0] == 124, "a note is for one command"
+
+
 def test_a_hook_keeps_the_processes_that_it_leaves_and_its_stderr(sh: Shell, tmp_path: Path):
     pid_file = tmp_path / "pid"
     hook = f"sleep 60 > /dev/null 2>&1 & echo $! > {pid_file}; echo seen >&2; exit 2"

@@ -41,6 +41,10 @@ class CodingAgent:
     deny: Callable[[Place], tuple[str, ...]]
     """Writes the rule, or returns the options that hold it."""
     install_options: tuple[str, ...] = ()
+    background: dict[str, object] | None = None
+    """The arguments with which its model puts a command in the background. None: it cannot."""
+    says_so: bool = True
+    """Whether the shell can know that a command is put in the background."""
 
     def command(self, folder: Path, more: tuple[str, ...] = (), *, asks: bool = False) -> list[str]:
         freedom = () if asks else self.freedom
@@ -120,6 +124,7 @@ AGENTS = (
         },
         _prepare_nothing,
         _deny_claude,
+        background={"run_in_background": True},
     ),
     CodingAgent(
         "codex",
@@ -130,6 +135,8 @@ AGENTS = (
         _prepare_codex,
         _deny_codex,
         ("--accept-allow",),
+        background={"yield_time_ms": 1000},
+        says_so=False,
     ),
     CodingAgent(
         "gemini",
@@ -143,6 +150,7 @@ AGENTS = (
         },
         _prepare_gemini,
         _deny_gemini,
+        background={"is_background": True},
     ),
     CodingAgent(
         "opencode",
@@ -168,6 +176,7 @@ AGENTS = (
         _prepare_nothing,
         lambda place: ("--deny-tool", f"shell({DENIED})"),
         ("--accept-allow",),
+        background={"mode": "async"},
     ),
 )
 

@@ -43,7 +43,7 @@ class ScriptedModel:
     def __init__(self, commands: list[str], more: dict[str, Any] | None = None) -> None:
         self.commands = commands
         self.more = more or {}
-        """Further arguments of each shell call."""
+        """Further arguments of the first shell call."""
         self.results: list[str] = []
         self.changed = threading.Condition()
 
@@ -55,8 +55,9 @@ class ScriptedModel:
         tool = next((name for name in SHELL_TOOLS if name in request.tools), "")
         if not tool or len(request.results) >= len(self.commands):
             return Answer(text=END)
-        arguments = _arguments(request.tools[tool], self.commands[len(request.results)])
-        return Answer(tool=tool, arguments={**arguments, **self.more})
+        place = len(request.results)
+        more = {} if place else self.more
+        return Answer(tool=tool, arguments={**_arguments(request.tools[tool], self.commands[place]), **more})
 
 
 def _arguments(schema: dict[str, Any], command: str) -> dict[str, Any]:

@@ -41,11 +41,11 @@ class Session:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.began
 
-    def result(self, within_s: float) -> str | None:
-        """Return the first result of a command that the model gets, or None."""
+    def result(self, within_s: float, number: int = 0) -> str | None:
+        """Return the first result of a command that the model gets, or the one with this number, or None."""
         with self.model.changed:
-            self.model.changed.wait_for(lambda: self.model.results, within_s)
-            return self.model.results[0] if self.model.results else None
+            self.model.changed.wait_for(lambda: len(self.model.results) > number, within_s)
+            return self.model.results[number] if len(self.model.results) > number else None
 
     def left(self) -> list[int]:
         """Return the processes of its commands that are alive."""
@@ -73,18 +73,19 @@ def session(
     asks: bool = False,
     more: tuple[str, ...] = (),
     arguments: Mapping[str, object] = MappingProxyType({}),
+    then: tuple[str, ...] = (),
     before: Callable[[Place], None] = lambda place: None,
 ) -> Iterator[Session]:
     """Start the agent with a model that asks for this command; MARK in it is the marked file.
 
-    `more` are options of the installation, `arguments` further ones of the command; `before` is called after the
-    installation. An agent that `asks` needs a permission.
+    `more` are options of the installation, `arguments` further ones of the command, `then` the commands after it;
+    `before` is called after the installation. An agent that `asks` needs a permission.
     """
     home, project = folder / "home", folder / "home" / "project"
     project.mkdir(parents=True)
     mark = home / "mark"
     mark.touch()
-    with serve([command.replace("MARK", str(mark))], dict(arguments)) as (model, port):
+    with serve([command.replace("MARK", str(mark)), *then], dict(arguments)) as (model, port):
         place = Place(home, project, port)
         agent.prepare(place)
         options = agent.deny(place) if denies else ()

@@ -82,12 +82,31 @@ def test_a_prompt_for_input_does_not_hang(agent: CodingAgent, tmp_path: Path) ->
                 assert "INPUT_WANTED" in result or "answer: []" in result
 
 
+@pytest.mark.parametrize("agent", [each for each in AGENTS if each.background], ids=lambda agent: agent.name)
+def test_a_command_in_the_background_lives_past_the_limit_and_ends_with_its_agent(
+    agent: CodingAgent, tmp_path: Path
+) -> None:
+    """The second command is there to outlast the limit of the first, which is 5 seconds."""
+    command, then = "tail -f MARK >/dev/null", ("timeout 8 tail -f /dev/null; echo waited",)
+    for installed in (False, True):
+        folder, arguments = tmp_path / str(installed), agent.background or {}
+        with session(agent, folder, command, installed=installed, arguments=arguments, then=then) as running:
+            assert running.result(START_S) is not None
+            assert running.result(START_S, 1) is not None
+            alive = len(running.left())
+            running.kill_agent()  # Claude Code does not end by itself while it has such a command
+            is_gone = wait_until(lambda running=running: not running.left(), SLACK_S if installed else GONE_S)
+            observe(agent, "background", installed, f"{alive} alive past the limit, {is_gone=} after the agent")
+            assert not installed or (alive, is_gone) == (int(agent.says_so), True)
+
+
 @each_agent
 def test_a_denied_command_stays_denied(agent: CodingAgent, tmp_path: Path) -> None:
-    for place, command in enumerate((f"{DENIED} made", f"echo first && {DENIED} made")):
+    denied: tuple[tuple[str, dict[str, object]], ...] = ((f"{DENIED} made", {}), (f"echo first && {DENIED} made", {}))
+    for place, (command, more) in enumerate((*denied, (f"{DENIED} made", agent.background or {}))):
         for installed in (False, True):
             folder = tmp_path / f"{place}-{installed}"
-            with session(agent, folder, command, installed=installed, denies=True) as running:
+            with session(agent, folder, command, installed=installed, denies=True, arguments=more) as running:
                 result, _ = outcome(running, START_S)
                 made = (running.place.project / "made").exists()
                 observe(agent, "denied", installed, f"{'ran' if made else 'denied'}: {(result or '')[-200:]}")

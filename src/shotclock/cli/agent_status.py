@@ -29,6 +29,7 @@ from .coding_agents import (
 CLAUDE_MANAGED = Path("/etc/claude-code/managed-settings.json")
 GEMINI_SYSTEM = Path("/etc/gemini-cli/settings.json")
 FIRST_LINE = 4096  # bytes
+WITHOUT_HOOK = "commands in the background have the limit of all others; install it again"
 PLACES = Programs("shotclock", "shotclock-sh", "bash")  # only the places of the entries count
 
 
@@ -103,6 +104,8 @@ def _read_entries(status: AgentStatus, agent: CodingAgent, text: str) -> None:
     for entry in every_entry(agent):
         path = find_ours(text, entry)
         if path is None:
+            if status.installed and entry not in approvals:
+                status.conditions.append(f"{'.'.join(entry.path)} is missing: {WITHOUT_HOOK}")
             continue
         found = json_text.read(text, path)
         words = [found] if isinstance(found, str) else _hook_words(found)
@@ -113,7 +116,7 @@ def _read_entries(status: AgentStatus, agent: CodingAgent, text: str) -> None:
             _check_program(status, program)
         if entry in approvals:
             status.approvals = True
-        else:
+        elif entry == agent.entries(PLACES)[0]:  # the one that puts us in front
             status.installed = True
             status.shell = words[0] if isinstance(found, str) else words[4]
 

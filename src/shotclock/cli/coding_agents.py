@@ -144,6 +144,13 @@ def _claude_file(scope: ConfigScope, environ: Mapping[str, str], project: Path) 
     return folder / "settings.json"
 
 
+def _claude_entries(programs: Programs) -> tuple[ConfigEntry, ...]:
+    """The hook only tells the shell which commands are put in the background; the rules are checked on the command."""
+    command = hook_command(programs, "claude", programs.shell)
+    group = _group(command, matcher="Bash", timeout=HOOK_TIMEOUT_S)
+    return ConfigEntry(("env", PREFIX), programs.shell, in_list=False), ConfigEntry(("hooks", "PreToolUse"), group)
+
+
 def _claude_approvals(programs: Programs) -> tuple[ConfigEntry, ...]:
     command = hook_command(programs, "claude", programs.shell, "--approvals")
     group = _group(command, timeout=APPROVAL_TIMEOUT_S, onFailure="block")
@@ -221,7 +228,7 @@ AGENTS = {
             "claude",
             "Claude Code",
             _claude_file,
-            lambda programs: (ConfigEntry(("env", PREFIX), programs.shell, in_list=False),),
+            _claude_entries,
             _claude_approvals,
             notes=("Your allow and deny rules are applied to the command itself, as before.",),
         ),

@@ -109,7 +109,7 @@ def _unlimited() -> ExecRequest:
     return ExecRequest(clocks=Clocks(timeout_ms=0), input_wait=0, quiet_env=False, leave_children=True, report="none")
 
 
-def _limited(options: dict[str, str], in_background: bool) -> ExecRequest:
+def _limited(options: dict[str, str], in_background: bool = False) -> ExecRequest:
     """Return the request of a command, with its limits. Raises BadSetting."""
     has_agent = any(map(os.environ.get, AGENT_MARKS))
     defaults = {"timeout": DEFAULTS.timeout_ms or 0, "input_wait": AGENT_INPUT_WAIT_MS if has_agent else 0}
@@ -119,14 +119,15 @@ def _limited(options: dict[str, str], in_background: bool) -> ExecRequest:
         say_line(" ".join(f"{NAME}: ignored: {mistakes[0]}{more}".splitlines()))
     lifetime, variable = limits["lifetime"], variable_of("lifetime")
     if in_background:
-        limits |= {"timeout": limits["background"], "idle": Limit(0, variable_of("idle"))}
-        when = f"after {limits['timeout']} ({limits['timeout'].source}) at the latest, and " if limits["timeout"].ms else ""
+        own = limits["background"]
+        limits |= {"timeout": own, "idle": Limit(0, variable_of("idle"))}
+        when = f"after {own} ({own.source}) at the latest, and " if own.ms else ""
         say_line(f"{NAME}: in the background, without the limits of other commands: it ends {when}with its agent")
     request = ExecRequest(
         clocks=Clocks(timeout_ms=limits["timeout"].ms, idle_ms=limits["idle"].ms),
         input_wait=limits["input_wait"].ms,
         env={} if lifetime.source == variable else {variable: str(lifetime)},
-        wording=_wording(limits),
+        wording=_wording(limits, "commands in the background" if in_background else "commands"),
     )
     choose_report(request)
     return request
@@ -139,10 +140,10 @@ def _folder() -> str:
         return ""
 
 
-def _wording(limits: dict[str, Limit]) -> Wording:
+def _wording(limits: dict[str, Limit], commands: str) -> Wording:
     in_background = f"run it in the background: {_shotclock()} exec --detach --name NAME -- COMMAND"
     return Wording(
-        timeout=f"commands here ({limits['timeout'].source})",
+        timeout=f"{commands} here ({limits['timeout'].source})",
         idle=f"silence here ({limits['idle'].source})",
         after_timeout=f"Do less in one command, or {in_background}",
         after_silence=f"Make the command print its progress, or {in_background}",
