@@ -394,7 +394,7 @@ def test_unknown_keys_and_values_name_their_file(tmp_path: Path):
 
 def test_files_are_parsed_only_where_they_have_limits(sh: Shell):
     (sh.work / "pyproject.toml").write_text("[project]\nname = ")  # broken, and of no concern
-    program = "import sys; from shotclock.cli import shell; shell._limited({}); print('tomllib' in sys.modules)"
+    program = "import sys; from shotclock.cli import shell; shell._limited({}, []); print('tomllib' in sys.modules)"
     show = ["-c", f'{sys.executable} -c "{program}"']
     assert sh.run(*show) == (0, b"False\n", b"")
 
@@ -449,29 +449,46 @@ def test_with_the_mark_of_claude_code_only_commands_have_limits(sh: Shell, tmp_p
 
 @pytest.mark.slow
 def test_a_command_in_the_background_has_a_limit_of_its_own_and_says_so_once(sh: Shell, tmp_path: Path):
-    env = {"SHOTCLOCK_TIMEOUT": "500ms", "SHOTCLOCK_IDLE": "500ms"}
-    said = b"shotclock-sh: in the background, without the limits of other commands: it ends "
     slow = "sleep 1; echo it\\'s done"
-    assert sh.run("--in-background", "-c", slow, env=env) == (0, b"it's done\n", said + b"with its agent\n")
-    limited = {**env, "SHOTCLOCK_BACKGROUND": "1s"}
-    code, _, err = sh.run("--in-background", "-c", "sleep 60", env=limited)
-    assert code == 124
-    assert err.startswith(said + b"after 1s (SHOTCLOCK_BACKGROUND) at the latest, and with its agent\n")
-    assert b"limit of commands in the background here (SHOTCLOCK_BACKGROUND)" in err
-    assert sh.run("-c", slow, env=limited)[0] == 124, "the limit of another command is not changed"
+    said = b"shotclock-sh: in the background, without the limits of other commands: it ends "
+    line = CLAUDE_LINE.format(folder=tmp_path, command="'" + slow.replace("'", "'\"'\"'") + "'")
+    # As each agent tells its hook, and as its shell gets the command.
+    request = {"tool_name": "Bash", "tool_input": {"command": slow, "run_in_background": True}}
+    claude = {"CLAUDECODE": "1", "CLAUDE_CODE_SESSION_ID": "s"}
+    ways: list[tuple[str, dict[str, Any], list[str], dict[str, str]]] = [
+        ("claude", request, [line], claude),
+        ("claude", request, [line.replace(" < /dev/null", "")], claude),
+        (
+            "copilot",
+            {"sessionId": "s", "toolName": "bash", "toolArgs": {"command": slow, "mode": "async"}},
+            ["-c", slow],
+            {"COPILOT_CLI": "1", "COPILOT_AGENT_SESSION_ID": "s"},
+        ),
+        (
+            "gemini",
+            {"tool_name": "run_shell_command", "tool_input": {"command": slow, "is_background": True}},
+            ["-c", slow],
+            {"GEMINI_CLI": "1"},
+        ),
+    ]
+    short = {"SHOTCLOCK_TIMEOUT": "500ms", "SHOTCLOCK_IDLE": "500ms", "SHOTCLOCK_HOME": str(sh.home)}
+    for agent, request, words, marks in ways:
 
-    # Claude Code says it only to its hook.
-    claude = {**env, "CLAUDECODE": "1", "CLAUDE_CODE_SESSION_ID": "s", "SHOTCLOCK_HOME": str(sh.home)}
-    quoted = "'" + slow.replace("'", "'\"'\"'") + "'"
-    lines = [CLAUDE_LINE.format(folder=tmp_path, command=quoted)]
-    lines += [lines[0].replace(" < /dev/null", "")]
-    for line in lines:
-        request = json.dumps({"tool_name": "Bash", "tool_input": {"command": slow, "run_in_background": True}})
-        words = [sys.executable, "-m", "shotclock", "agent", "hook", "claude", str(sh.path)]
-        subprocess.run(words, input=request.encode(), env={**sh.env, **claude}, check=True, timeout=LIMIT_S)
-        assert sh.run(line, env={**claude, "CLAUDE_CODE_SESSION_ID": "another"})[0] == 124
-        assert sh.run(line, env=claude) == (0, b"it's done\n", said + b"with its agent\n")
-        assert sh.run(line, env=claude)[0] == 124, "a note is for one command"
+        def tell_hook(agent: str = agent, request: dict[str, Any] = request, env: dict[str, str] = marks) -> None:
+            command = [sys.executable, "-m", "shotclock", "agent", "hook", agent, str(sh.path)]
+            given = json.dumps(request).encode()
+            subprocess.run(command, input=given, env={**sh.env, **short, **env}, check=True, timeout=LIMIT_S)
+
+        env = {**short, **marks}
+        tell_hook()
+        assert sh.run(*words, env=short)[0] == 124, "it is not the command of an agent"
+        assert sh.run(*words, env=env) == (0, b"it's done\n", said + b"with its agent\n"), agent
+        assert sh.run(*words, env=env)[0] == 124, "a note is for one command"
+        tell_hook()
+        code, _, err = sh.run(*words, env={**env, "SHOTCLOCK_BACKGROUND": "600ms"})
+        assert code == 124
+        assert err.startswith(said + b"after 600ms (SHOTCLOCK_BACKGROUND) at the latest, and with its agent\n")
+        assert b"limit of commands in the background here (SHOTCLOCK_BACKGROUND)" in err
 
 
 def test_a_hook_keeps_the_processes_that_it_leaves_and_its_stderr(sh: Shell, tmp_path: Path):

@@ -102,8 +102,9 @@ def test_a_command_in_the_background_lives_past_the_limit_and_ends_with_its_agen
 
 @each_agent
 def test_a_denied_command_stays_denied(agent: CodingAgent, tmp_path: Path) -> None:
-    denied: tuple[tuple[str, dict[str, object]], ...] = ((f"{DENIED} made", {}), (f"echo first && {DENIED} made", {}))
-    for place, (command, more) in enumerate((*denied, (f"{DENIED} made", agent.background or {}))):
+    commands = (f"{DENIED} made", f"echo first && {DENIED} made")
+    ways: tuple[dict[str, object], ...] = ({}, agent.background or {})
+    for place, (command, more) in enumerate((each, way) for each in commands for way in ways):
         for installed in (False, True):
             folder = tmp_path / f"{place}-{installed}"
             with session(agent, folder, command, installed=installed, denies=True, arguments=more) as running:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .output import write_quietly
-from .shell_background import IN_BACKGROUND, note_command
+from .shell_background import note_command
 
 ANCESTORS = 6  # processes above the hook that may be Copilot: a shell, node, its launcher
 RULE_DECISIONS = ("forbidden", "prompt")
@@ -62,20 +62,20 @@ def quote_for_gemini(text: str) -> str:
 
 
 def note_claude(request: dict[str, Any], shell: str) -> None:
-    """Claude Code has a setting for its shell, which does not learn there that a command is put in the background."""
-    arguments = request["tool_input"]
-    note_command(os.environ, arguments["command"], in_background=arguments.get("run_in_background") is True)
+    """Claude Code has a setting for its shell: the command stays as it is."""
+    arguments, session = request["tool_input"], os.environ.get("CLAUDE_CODE_SESSION_ID", "")
+    note_command(session, arguments["command"], in_background=arguments.get("run_in_background") is True)
 
 
 def rewrite_gemini(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
     arguments = request["tool_input"]
-    shell = _in_background(shell, arguments.get("is_background") is True)
     if request["tool_name"] != "run_shell_command":
         return None
     if _is_wrapped(arguments["command"], f"{{ {shell}", _GEMINI_WORD, "; }"):
         return None
     # Gemini removes a shell around the whole command before it runs it, and inside braces only to check its rules.
     command = _checked(f"{{ {shell} -c {quote_for_gemini(arguments['command'])}; }}")
+    note_command("", arguments["command"], in_background=arguments.get("is_background") is True)
     changed = {**arguments, "command": command}
     return {"hookSpecificOutput": {"hookEventName": "BeforeTool", "tool_input": changed}}
 
@@ -84,12 +84,13 @@ def rewrite_copilot(request: dict[str, Any], shell: str) -> dict[str, Any] | Non
     arguments = request["toolArgs"]
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
-    shell = _in_background(shell, arguments.get("mode") == "async")
     if request["toolName"] != "bash" or _is_wrapped(arguments["command"], shell):
         return None
     if _has_denials(request.get("cwd") or os.getcwd()):
         return None
-    return {"modifiedArgs": {**arguments, "command": _wrap(shell, arguments["command"])}}
+    changed = {**arguments, "command": _wrap(shell, arguments["command"])}
+    note_command(request.get("sessionId", ""), arguments["command"], in_background=arguments.get("mode") == "async")
+    return {"modifiedArgs": changed}
 
 
 def rewrite_codex(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
@@ -121,10 +122,6 @@ def _checked(command: str) -> str:
     if len(command.encode("utf-8", "surrogatepass")) > LONGEST_WORD:
         raise ValueError("too long")
     return command
-
-
-def _in_background(shell: str, is_so: bool) -> str:
-    return f"{shell} {IN_BACKGROUND}" if is_so else shell
 
 
 def _is_wrapped(command: str, shell: str, word: str = _QUOTED_WORD, end: str = "") -> bool:

@@ -20,7 +20,7 @@ from ..process.foreground import TerminalSignals
 from ..process.owner import OwnerWatch, UnknownOwner, find_owner, is_agent_gone
 from .exec import AGENT_INPUT_WAIT_MS, DEFAULTS, NOT_DONE, ExecRequest, Wording, carry_out, choose_report
 from .output import say_line, write_quietly
-from .shell_background import IN_BACKGROUND, take_note
+from .shell_background import take_note
 from .shell_limits import BadSetting, Limit, read_limits, take_options, variable_of
 
 NAME = "shotclock-sh"
@@ -51,8 +51,8 @@ Without a command or a script it becomes your shell, without limits.
 
 0 means none. LIMITS are --timeout D, --idle D, --input-wait D, --background D and --lifetime D, and precede the
 variables. Files may set the same limits (timeout = "5m"): shotclock.toml or [tool.shotclock] in pyproject.toml of the
-project, which can only shorten them, and ~/.config/shotclock/config.toml. With --in-background among LIMITS, as the hooks
-of `shotclock agent install` write it, SHOTCLOCK_BACKGROUND is the limit in place of SHOTCLOCK_TIMEOUT and SHOTCLOCK_IDLE.
+project, which can only shorten them, and ~/.config/shotclock/config.toml. SHOTCLOCK_BACKGROUND is in place of
+SHOTCLOCK_TIMEOUT and SHOTCLOCK_IDLE where `shotclock agent install` has told the agent to say so.
 
 A command ends with its owner: the coding agent that runs it, otherwise the parent process.
 """
@@ -77,11 +77,10 @@ def main() -> int:
 
 
 def _run(name: str, words: list[str], options: dict[str, str]) -> int:
-    is_command, in_background = True, options.pop(IN_BACKGROUND, None) is not None
+    is_command = True
     if name not in _SHELLS and len(words) == 1 and words[0][:1] not in ("-", "+"):
         is_command = is_command_line(words[0])
         if not is_script(words[0], is_command):
-            in_background = in_background or (is_command and take_note(os.environ, words[0]))
             words = ["-c", words[0]]
     argv = [find_shell(name), *words]
     if reads_commands(words):
@@ -90,7 +89,7 @@ def _run(name: str, words: list[str], options: dict[str, str]) -> int:
         _become(argv)
     signals = TerminalSignals()
     owner = _find_owner()
-    request = _limited(options, in_background) if is_command else _unlimited()
+    request = _limited(options, words) if is_command else _unlimited()
     request.env[DEPTH_VARIABLE] = str(_read_depth() + 1)
     request.program, request.command = NAME, argv
     request.owner_watch = None if owner is None else OwnerWatch(owner)
@@ -109,9 +108,10 @@ def _unlimited() -> ExecRequest:
     return ExecRequest(clocks=Clocks(timeout_ms=0), input_wait=0, quiet_env=False, leave_children=True, report="none")
 
 
-def _limited(options: dict[str, str], in_background: bool = False) -> ExecRequest:
+def _limited(options: dict[str, str], words: list[str]) -> ExecRequest:
     """Return the request of a command, with its limits. Raises BadSetting."""
     has_agent = any(map(os.environ.get, AGENT_MARKS))
+    in_background = has_agent and words[:1] == ["-c"] and len(words) == 2 and take_note(os.environ, words[1])
     defaults = {"timeout": DEFAULTS.timeout_ms or 0, "input_wait": AGENT_INPUT_WAIT_MS if has_agent else 0}
     limits, mistakes = read_limits(os.environ, _folder(), defaults, options)
     if mistakes:

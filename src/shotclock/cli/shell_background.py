@@ -1,7 +1,7 @@
-"""Commands that an agent puts in the background itself: how `shotclock-sh` learns of them.
+"""Commands that an agent puts in the background: a hook, which is told, leaves a note that `shotclock-sh` takes.
 
-A hook that rewrites commands writes an option. Claude Code's shell gets a line in which nothing says it, so there a
-hook leaves a file, named after the session and the command, which the shell takes.
+The note is a file named after the session and the command. The command itself stays as it would be: Gemini CLI applies its
+rules to `bash -c "…"` and nothing else.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Mapping
 
 from ..process.command_task import make_private_directory, state_directory
 
-IN_BACKGROUND = "--in-background"
-SESSION_VARIABLE = "CLAUDE_CODE_SESSION_ID"
+# Gemini CLI gives its session only to hooks.
+_SESSION_VARIABLES = ("CLAUDE_CODE_SESSION_ID", "COPILOT_AGENT_SESSION_ID")
 _FOLDER = "background"
 
 
-def note_command(environ: Mapping[str, str], command: str, *, in_background: bool) -> None:
+def note_command(session: str, command: str, *, in_background: bool) -> None:
     """Note whether the next command with this text in this session is put in the background. Raises OSError."""
-    file = _file_of(environ, command)
+    file = _file_of(session, command)
     if not in_background:
         with contextlib.suppress(FileNotFoundError):  # of a command that was denied
             os.unlink(file)
@@ -30,16 +30,21 @@ def note_command(environ: Mapping[str, str], command: str, *, in_background: boo
 
 
 def take_note(environ: Mapping[str, str], line: str) -> bool:
-    """Return whether the command in a line of Claude Code is noted as one in the background, and remove the note."""
-    quoted = line.partition(" && eval ")[2].rpartition(" && pwd -P >| ")[0].removesuffix(" < /dev/null")
-    command = quoted[1:-1].replace("'\"'\"'", "'") if quoted[:1] == "'" else quoted
+    """Return whether a command is noted as one in the background, and remove the note."""
+    session = next(filter(None, map(environ.get, _SESSION_VARIABLES)), "")
     try:
-        os.unlink(_file_of(environ, command))
+        os.unlink(_file_of(session, _command_in(line)))
     except OSError:
         return False
     return True
 
 
-def _file_of(environ: Mapping[str, str], command: str) -> str:
-    text = f"{environ.get(SESSION_VARIABLE)}\0{command}".encode("utf-8", "surrogatepass")
+def _command_in(line: str) -> str:
+    """Return the command in the line of Claude Code 2.1.326, or the line itself."""
+    quoted = line.partition(" && eval ")[2].rpartition(" && pwd -P >| ")[0].removesuffix(" < /dev/null")
+    return quoted[1:-1].replace("'\"'\"'", "'") if quoted[:1] == "'" else quoted or line
+
+
+def _file_of(session: str, command: str) -> str:
+    text = f"{session}\0{command}".encode("utf-8", "surrogatepass")
     return f"{state_directory()}/{_FOLDER}/{zlib.crc32(text):08x}-{len(text)}"

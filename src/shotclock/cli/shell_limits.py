@@ -14,7 +14,6 @@ from types import FrameType
 from ..core.clocks import DurationError, format_duration, parse_duration_ms
 from ..core.value_types import value
 from ..process.environment import config_file
-from .shell_background import IN_BACKGROUND
 
 KEYS = ("timeout", "idle", "lifetime", "input_wait", "background")
 NOTIFY_KEYS = ("notify", "page")  # notify/user_file.py reads them
@@ -49,9 +48,6 @@ def take_options(words: list[str]) -> tuple[dict[str, str], list[str]]:
     options = {}
     while words and words[0].startswith("--"):
         name, equals, text = words[0].partition("=")
-        if words[0] == IN_BACKGROUND:
-            options[name], words = "", words[1:]
-            continue
         if (key := name[2:].replace("-", "_")) not in KEYS:
             break
         if not equals and len(words) < 2:
