@@ -7,7 +7,9 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -495,6 +497,28 @@ def test_only_those_it_is_for_may_decide(shotclock: Any, validate_envelope: Any)
         ran = shotclock("inbox", *words)
         assert (ran.code, validate_envelope(ran.json())["error"]["code"]) == (7, "NOT_ALLOWED")
     assert now(proposal).is_open
+
+
+def test_below_the_mark_of_a_coding_agent_nothing_is_decided(shotclock: Any, validate_envelope: Any) -> None:
+    proposal = proposed()
+    program = shlex.join([sys.executable, "-m", "shotclock"])
+    ways = {
+        "CLAUDECODE": "exec",  # as an agent starts it
+        "GEMINI_CLI": "env -u GEMINI_CLI",  # the shell above it has the mark
+        "COPILOT_CLI": "env -i HOME=$HOME SHOTCLOCK_HOME=$SHOTCLOCK_HOME setsid -w sh -c 'exec \"$@\"' sh",
+    }
+    for mark, how in ways.items():
+        for verb in ("approve", "reject", "modify"):
+            more = "--file /dev/null " if verb == "modify" else ""
+            script = f"{how} {program} inbox {verb} {proposal.id} {more}--json; exit $?"
+            ran = subprocess.run(
+                ["sh", "-c", script], env={**os.environ, mark: "1"}, capture_output=True, timeout=SOON_S, text=True
+            )
+            error = validate_envelope(json.loads(ran.stdout))["error"]
+            assert (ran.returncode, error["code"]) == (7, "NOT_ALLOWED"), (mark, verb, ran)
+            assert mark in error["message"] and "inbox serve" in error["suggestion"]
+    assert now(proposal).is_open
+    assert shotclock("inbox", "approve", proposal.id).code == 0, "a terminal of the person's own decides"
 
 
 def test_extending_moves_the_end(shotclock: Any, validate_envelope: Any) -> None:

@@ -23,6 +23,7 @@ from ..inbox.audit_file import AuditFile, AuditProblem
 from ..inbox.person_wait import LastUse, refusal_outcome
 from ..inbox.proposal_json import compared_with, summary, whole
 from ..process.clock import wall_time
+from ..process.owner import find_agent_mark
 from ..runtime.call import Call, Outcome, no_time_left
 from ..store.audit import Entry
 from ..store.store import Store
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 
 VERIFY_TIMEOUT_MS = 600_000  # the verification reads a trail of years, entry by entry
 MOST_LISTED = 10_000
+_OUTSIDE = "decide in a terminal that the agent did not open, or on the operators' page: shotclock inbox serve"
 # The names that tokens have: an asker's name needs no escaping and resembles no other.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
+_DECIDING = ("approve", "modify", "reject")
 _MUTATING = ("approve", "modify", "reject", "extend", "propose", "withdraw")
 
 Start = Callable[[bool], int]
@@ -64,9 +67,16 @@ def _start(
         admit = partial(admit_call, f"inbox {verb}", mutates=verb in _MUTATING, idempotent=verb == "propose")
         me = replace(Principal.local(), via="the command line")
         this = InboxCall(admit(limit_ms), partial(admit, limit_ms or TIMEOUT_MS), as_json, me, on)
-        envelope = conclude(
-            this.call, lambda: no_time_left(this.call) if this.call.no_time_left else work(this), refusal_outcome
-        )
+
+        def work_in_time() -> Outcome:
+            if this.call.no_time_left:
+                return no_time_left(this.call)
+            if verb in _DECIDING and (mark := find_agent_mark()) is not None:
+                message = f"a coding agent runs this command ({mark} is set), and people decide; nothing was decided"
+                raise Failure("NOT_ALLOWED", message, suggestion=_OUTSIDE)
+            return work(this)
+
+        envelope = conclude(this.call, work_in_time, refusal_outcome)
         if verb == "watch" and envelope.code == "CANCELLED" and not as_json:
             return envelope.exit_code  # the person at the terminal ended it
         return deliver(envelope, as_json, lambda envelope: draw_answer(f"inbox {verb}", envelope.data))

@@ -63,6 +63,13 @@ def is_agent_gone(environ: Mapping[str, str] = os.environ) -> bool:
     return not any(entry.startswith(f"{name}=".encode()) for name in stale for entry in inherited)
 
 
+def find_agent_mark(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the mark of an agent that this process has, or a process above it: an environment can be cleared."""
+    found = [each for pid in kernel.ancestors(os.getpid()) for each in kernel.environment_of(pid)]
+    marked = {entry.partition(b"=")[0].decode("utf-8", "replace") for entry in found if entry.partition(b"=")[2]}
+    return next((mark for mark in AGENT_MARKS if environ.get(mark) or mark in marked), None)
+
+
 def _session_of(pid: int) -> int:
     try:
         return os.getsid(pid)
