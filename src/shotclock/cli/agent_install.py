@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -16,6 +15,7 @@ from ..core.errors import Failure
 from ..core.value_types import replace
 from ..runtime.call import Outcome
 from ..store.home import make_private_directory, state_home
+from . import json_text
 from .agent_status import every_entry
 from .coding_agents import CodingAgent, ConfigScope, Programs, drop_entry, put_entry
 from .config_files import FOLDER, ConfigChange, KeptText, read_text, unwritable, write_change
@@ -60,7 +60,7 @@ def plan_install(agent: CodingAgent, scope: ConfigScope, *, approvals: bool) -> 
         if before is not None and record is not None and not record.describes(before):
             raise _changed_plugin(file)
         return replace(plan, after=agent.plugin(programs), original=None)
-    after = _check(file, before if before is not None and before.strip() else agent.fresh)
+    after = _check(agent, file, json_text.with_object(before, agent.fresh))
     if record is not None and record.describes(before):
         plan = replace(plan, original=record.before)
     elif before is not None and before.strip():
@@ -84,7 +84,7 @@ def plan_remove(agent: CodingAgent, scope: ConfigScope) -> ConfigChange:
         if WRITTEN_BY in before and record is None:
             return replace(plan, after=None)
         raise _changed_plugin(file)
-    after = _without_ours(agent, _check(file, before))
+    after = _without_ours(agent, _check(agent, file, before))
     note = "The file was changed since its installation: only the entries of shotclock are removed."
     return replace(plan, after=after, notes=(note,) if after != before else ())
 
@@ -125,13 +125,13 @@ def _link_bash(text: str) -> None:
     os.replace(fresh, programs.bash)
 
 
-def _check(file: Path, text: str) -> str:
-    """Return the text if it is a JSON object. Raises Failure with its mistake."""
+def _check(agent: CodingAgent, file: Path, text: str) -> str:
+    """Return the text if it is a JSON object that the agent reads. Raises Failure with its mistake."""
     try:
-        if isinstance(json.loads(text), dict):
+        if isinstance(agent.parse(text), dict):
             return text
         problem = "it is not an object"
     except (ValueError, RecursionError) as error:
         problem = str(error)
-    hint = "correct it; if it has comments, install with --project in an empty folder, and copy the entry"
-    raise Failure("CONFLICT", f"{file} is not JSON and was left as it is: {problem}", suggestion=hint)
+    message = f"{file} was left as it is, because {agent.title} does not read it: {problem}"
+    raise Failure("CONFLICT", message, suggestion="correct it first")

@@ -101,6 +101,7 @@ def _read_plugin(status: AgentStatus, text: str) -> None:
 
 def _read_entries(status: AgentStatus, agent: CodingAgent, text: str) -> None:
     approvals = agent.approvals(PLACES) if agent.approvals is not None else ()
+    agent.parse(text)
     for entry in every_entry(agent):
         path = find_ours(text, entry)
         if path is None:

@@ -71,6 +71,14 @@ class CodingAgent:
     notes: tuple[str, ...] = ()
     needs_acceptance: str = ""
     """The meaning of --accept-allow, if it is needed."""
+    reads_comments: bool = False
+    reads_byte_order_mark: bool = False
+
+    def parse(self, text: str) -> Any:
+        """Return the data of its file as it reads it itself. Raises ValueError and RecursionError."""
+        text = json_text.without_comments(text) if self.reads_comments else text
+        text = text.removeprefix("\ufeff") if self.reads_byte_order_mark else text
+        return json.loads(text)
 
 
 def home_of(environ: Mapping[str, str], variable: str, *default: str) -> Path:
@@ -230,6 +238,7 @@ AGENTS = {
             _claude_file,
             _claude_entries,
             _claude_approvals,
+            reads_byte_order_mark=True,
             notes=("Your allow and deny rules are applied to the command itself, as before.",),
         ),
         CodingAgent(
@@ -250,6 +259,7 @@ AGENTS = {
             "Gemini CLI",
             _gemini_file,
             _gemini_entries,
+            reads_comments=True,
             notes=(
                 "Gemini applies your deny and ask rules to the command inside `bash -c`.",
                 "It asks about the whole `bash -c`, also where a rule allows the command inside it.",

@@ -1,6 +1,6 @@
-"""Changes to the text of a JSON file that leave every other character as it is.
+"""Changes to the text of a JSON file that leave every other character as it is, comments and trailing commas too.
 
-A path is a sequence of keys of objects and indexes of lists.
+Places are found in a text with blanks for these, in which every other character keeps its place. A path is a sequence of keys of objects and indexes of lists.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ _USUAL_INDENT = "  "
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 _COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
 _LAST_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
+_REST_OF_LINE = re.compile(r"[ \t]*//[^\r\n]*")
 _VISIBLE = re.compile(r"[^\r\n]")
 
 
@@ -37,14 +38,25 @@ def blank_comments(text: str) -> str:
 
     Every other character keeps its place, so that places in this text are places in the original.
     """
+    plain = without_comments(f" {text[1:]}" if text.startswith("\ufeff") else text)
+    return plain if _is_json(plain) else _LAST_COMMA.sub(_blank, plain)
 
-    def blank(match: re.Match[str]) -> str:
-        return match[0] if match[0][0] == '"' else _VISIBLE.sub(" ", match[0])
 
-    text = f" {text[1:]}" if text.startswith("\ufeff") else text
-    if _is_json(text):  # the usual case, and much faster: Claude Code's file may have megabytes
-        return text
-    return _LAST_COMMA.sub(blank, _COMMENT.sub(blank, text))
+def without_comments(text: str) -> str:
+    """Return the text with spaces in place of comments alone."""
+    # Mostly there are none, and it is much faster: Claude Code's file may have megabytes.
+    return text if _is_json(text) else _COMMENT.sub(_blank, text)
+
+
+def _blank(match: re.Match[str]) -> str:
+    return match[0] if match[0][0] == '"' else _VISIBLE.sub(" ", match[0])
+
+
+def with_object(text: str | None, fresh: str) -> str:
+    """Return the text, or a fresh one where it holds no value. Comments and a byte order mark stay."""
+    if text is None or not text.strip():
+        return fresh
+    return text if blank_comments(text).strip() else f"{text}\n{fresh}"
 
 
 def _is_json(text: str) -> bool:
@@ -107,46 +119,72 @@ def put(text: str, path: Path, content: object) -> str:
 
     An index right after the last element of a list appends to it. Raises ValueError where something else is in the way.
     """
-    at = _skip(text, 0)
+    plain = blank_comments(text)
+    at = _skip(plain, 0)
     for depth, key in enumerate(path):
-        if text[at] != ("{" if isinstance(key, str) else "["):
+        if plain[at] != ("{" if isinstance(key, str) else "["):
             place = ".".join(map(str, path[:depth])) or "the file"
             raise ValueError(f"{place} should be {'an object' if isinstance(key, str) else 'a list'}")
-        items = list_items(text, at)
+        items = list_items(plain, at)
         item = _find(items, key)
         if item is None:
             for missing in reversed(path[depth + 1 :]):
                 content = {missing: content} if isinstance(missing, str) else [content]
-            return _append(text, at, items, key, content)
+            return _append(text, plain, at, items, key, content)
         at = item.value_start
-    end = _DECODER.raw_decode(text, at)[1]
-    return text[:at] + _render(text, at, content) + text[end:]
+    end = _DECODER.raw_decode(plain, at)[1]
+    return text[:at] + _indented(content, _unit(plain), _line_indent(text, at)) + text[end:]
 
 
 def drop(text: str, path: Path) -> str:
-    """Return the text without the value at the path, and without the objects and lists that become empty."""
-    at, above = _skip(text, 0), []
+    """Return the text without the value at the path, and without the objects and lists that become empty.
+
+    Comments around it stay.
+    """
+    plain = blank_comments(text)
+    at, above = _skip(plain, 0), []
     for key in path:
-        items = list_items(text, at)
+        items = list_items(plain, at)
         item = _find(items, key)
         if item is None:
             return text
         above.append((at, items, item))
         at = item.value_start
-    while len(above) > 1 and len(above[-1][1]) == 1:
+    while len(above) > 1 and len(above[-1][1]) == 1 and not _around(text, plain, *above[-1]).strip():
         above.pop()
     at, items, item = above[-1]
     place = items.index(item)
-    if place:
-        return text[: items[place - 1].end] + text[item.end :]
-    if len(items) > 1:
-        return text[: item.start] + text[items[1].start :]
-    return text[: at + 1] + text[_skip(text, item.end) :]
+    if place + 1 < len(items):
+        after = items[place + 1].start
+        return text[: item.start] + _without_comma(text, item.end, after).lstrip() + text[after:]
+    close = _skip(plain, item.end)
+    if not place:
+        return text[: at + 1] + (_around(text, plain, *above[-1]).rstrip(" \t") or "") + text[close:]
+    before, after = items[place - 1].end, _without_comma(text, item.end, close)
+    kept = _without_comma(text, before, item.start).rstrip()
+    is_open = kept and not after.lstrip(" \t").startswith(("\r", "\n"))  # the rest would be part of the comment
+    return text[:before] + kept + ("\n" if is_open else "") + after + text[close:]
+
+
+def _around(text: str, plain: str, at: int, items: list[TextItem], item: TextItem) -> str:
+    """Return the comments, or nothing, in an object or list around its only item."""
+    around = text[at + 1 : item.start] + _without_comma(text, item.end, _skip(plain, item.end))
+    return around if around.strip() else ""
+
+
+def _find_comma(text: str, start: int, end: int) -> int:
+    """Return the place of the comma between two items, or behind the last one; -1 if there is none."""
+    return without_comments(text).find(",", start, end)
+
+
+def _without_comma(text: str, start: int, end: int) -> str:
+    comma = _find_comma(text, start, end)
+    return text[start:end] if comma < 0 else text[start:comma] + text[comma + 1 : end]
 
 
 def read(text: str, path: Path) -> Any:
-    """Return the value at the path, or None."""
-    found: Any = json.loads(text)
+    """Return the value at the path, or None. Raises ValueError and RecursionError."""
+    found: Any = json.loads(blank_comments(text))
     for key in path:
         is_there = key in found if isinstance(found, dict) else isinstance(found, list) and key in range(len(found))
         if not is_there:
@@ -165,22 +203,25 @@ def _find(items: list[TextItem], key: str | int) -> TextItem | None:
     return next((item for item in reversed(items) if item.key == key), None)
 
 
-def _append(text: str, at: int, items: list[TextItem], key: str | int, content: object) -> str:
+def _append(text: str, plain: str, at: int, items: list[TextItem], key: str | int, content: object) -> str:
     label = f"{json.dumps(key, ensure_ascii=False)}: " if text[at] == "{" else ""
-    if items:
-        indent = _indent_before(text, items[-1].start)
-        end = items[-1].end
-        if indent is None:
-            return f"{text[:end]}, {label}{json.dumps(content, ensure_ascii=False)}{text[end:]}"
-        return f"{text[:end]},\n{indent}{label}{_render(text, items[-1].start, content)}{text[end:]}"
-    outer = _line_indent(text, at)
-    inner = outer + _unit(text)
-    rendered = _indented(content, _unit(text), inner)
-    return f"{text[: at + 1]}\n{inner}{label}{rendered}\n{outer}{text[_skip(text, at + 1) :]}"
-
-
-def _render(text: str, at: int, content: object) -> str:
-    return _indented(content, _unit(text), _line_indent(text, at))
+    if not items:
+        outer, close = _line_indent(text, at), _skip(plain, at + 1)
+        inner, kept = outer + _unit(plain), text[at + 1 : close]
+        kept = kept if kept.strip() else f"\n{outer}"
+        rendered = _indented(content, _unit(plain), inner)
+        return f"{text[: at + 1]}\n{inner}{label}{rendered}{kept}{text[close:]}"
+    end = items[-1].end
+    comma = _find_comma(text, end, _skip(plain, end))
+    text = text if comma >= 0 else f"{text[:end]},{text[end:]}"
+    place = (end if comma < 0 else comma) + 1
+    indent = _indent_before(text, items[-1].start)
+    if indent is None:
+        return f"{text[:place]} {label}{json.dumps(content, ensure_ascii=False)}{text[place:]}"
+    rest = _REST_OF_LINE.match(text, place)  # a comment on the line belongs to the item before
+    place = place if rest is None else rest.end()
+    rendered = _indented(content, _unit(plain), _line_indent(text, items[-1].start))
+    return f"{text[:place]}\n{indent}{label}{rendered}{text[place:]}"
 
 
 def _indented(content: object, unit: str, indent: str) -> str:

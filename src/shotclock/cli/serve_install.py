@@ -65,19 +65,14 @@ async def _learn_name(target: Target) -> str:
 
 def put_server(file: str, before: str | None, path: tuple[str, str], entry: dict[str, Any]) -> str:
     """Return the text of a file with this entry; comments and all else stay. Raises Failure if that is impossible."""
-    text = before if before is not None and before.strip() else _FRESH
+    text = json_text.with_object(before, _FRESH)
     expected = read_config(file, text, json_text)
     table = expected.get(path[0])
     if isinstance(table, dict) and path[1] in table and not _is_ours(table[path[1]]):
         message = f"{file} has another server called {path[1]!r}, and was left as it is"
         raise Failure("CONFLICT", message, suggestion="give --name with another name")
-    plain = json_text.blank_comments(text)
     try:
-        new = json_text.put(plain, path, entry)
-        # One piece of the text changed; around it the comments are put back.
-        start = _count_common(plain, new)
-        end = _count_common(plain[start:][::-1], new[start:][::-1])
-        after = text[:start] + new[start : len(new) - end] + text[len(text) - end :]
+        after = json_text.put(text, path, entry)
         expected.setdefault(path[0], {})[path[1]] = entry
         if json_text.parse(json_text.blank_comments(after)) == expected:
             return after
@@ -90,9 +85,3 @@ def put_server(file: str, before: str | None, path: tuple[str, str], entry: dict
 def _is_ours(entry: Any) -> bool:
     arguments = entry.get("args") if isinstance(entry, dict) else None
     return isinstance(arguments, list) and arguments[:1] == ["serve"] and "shotclock" in str(entry.get("command"))
-
-
-def _count_common(first: str, second: str) -> int:
-    """Return the number of characters with which both texts begin."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
