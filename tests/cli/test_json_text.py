@@ -10,7 +10,7 @@ from shotclock.cli import json_text
 TEXTS = (
     '{"a": 1}',
     '{"a": 1,}',
-    '{ // of the file\n}',
+    "{ // of the file\n}",
     "{}",
     "{ /* one */ }",
     '\ufeff{\n  "a": 1, // about a\n  // about b, with "quotes", {braces}\n  "b": [1, 2, ], // about b\n}\n',
@@ -21,7 +21,16 @@ TEXTS = (
     '{\n  "a": 1 /* begins\n  and ends */\n}\n',
     '{\n  "a": 1 /* one */ , // two\n}\n',
 )
-PATHS: tuple[json_text.Path, ...] = (("a",), ("new",), ("t", "new"), ("t", "x"), ("l", 1), ("l", 0), ("b", 2), ("n", "m", 0))
+PATHS: tuple[json_text.Path, ...] = (
+    ("a",),
+    ("new",),
+    ("t", "new"),
+    ("t", "x"),
+    ("l", 1),
+    ("l", 0),
+    ("b", 2),
+    ("n", "m", 0),
+)
 
 
 def read(text: str) -> Any:

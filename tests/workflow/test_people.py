@@ -321,7 +321,12 @@ def test_the_approval_of_a_step_binds_the_contents_of_the_programs_that_it_names
 
 # Each step, and the files that its approval binds.
 NAMED_PROGRAMS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "elsewhere": ({"exec": "cd sub && ./run.sh"}, set()),
+    "below": ({"exec": "cd sub && ./run.sh"}, {"sub/run.sh", "run.sh"}),
+    "below_there": ({"exec": "cd sub; cd sub; sh ./run.sh"}, {"sub/run.sh", "run.sh", "sub/sub/run.sh"}),
+    "below_in_a_shell": ({"exec": "bash -c 'cd ./sub && ./run.sh'"}, {"sub/run.sh", "run.sh", "sub/sub/run.sh"}),
+    "above": ({"exec": "cd .. && ./run.sh"}, {"run.sh"}),
+    "somewhere": ({"exec": 'cd "$PLACE" && ./run.sh; cd su*; ./run.sh'}, set()),
+    "pushed": ({"exec": "pushd sub && ./run.sh"}, set()),
     "elsewhere_by_env": ({"exec": "env -C sub ./run.sh"}, set()),
     "elsewhere_by_find": ({"exec": "find sub -name run.sh -execdir ./run.sh {} +"}, set()),
     "moved_but_absolute": ({"exec": "cd sub && HERE/run.sh"}, {"run.sh"}),
@@ -369,11 +374,35 @@ def test_the_approval_of_a_step_lists_the_files_that_run_and_no_others(runs: Run
 
     listed = asyncio.run(asyncio.wait_for(decide_all(), WITHIN_S))
     assert listed == {name: bound for name, (_, bound) in NAMED_PROGRAMS.items()}
-    for name in ("run.sh", "bin/sh", "mod.py", "late.sh", "prog.awk"):
+    for name in ("run.sh", "sub/run.sh", "bin/sh", "mod.py", "late.sh", "prog.awk"):
         (folder / name).write_text("#!/bin/sh\necho evil >> done\n")
     ended = runs("--resume", "r1", code=3)["data"]["steps"]
     codes = {name: ended[name]["error"]["code"] for name, bound in listed.items() if bound and name in ended}
     assert set(codes.values()) == {"ACTION_CHANGED"} and runs.done() == [], codes
+
+
+def test_an_approval_says_that_a_file_can_change_right_before_its_start_and_the_step_says_that_it_has(
+    runs: Runs,
+) -> None:
+    for name in ("ship.sh", "sub/ship.sh"):
+        (runs.folder / name).parent.mkdir(exist_ok=True)
+        (runs.folder / name).write_text("#!/bin/sh\necho good >> done\n")
+        (runs.folder / name).chmod(0o755)
+    # As after `git pull`: the change comes behind the last comparison.
+    evil = "printf '#!/bin/sh\\necho evil >> done\\n' > ship.sh; ./ship.sh"
+    flow = runs.flow(json.dumps({"steps": {"ship": {"exec": evil, "approval": True}}}))
+    runs(flow, "--run-id", "r1", code=14)
+    shown = runs.decide(YES).ask.text
+    assert "a change of a file between its last comparison, right before the start, and the moment when" in shown
+    step = runs("--resume", "r1", code=0)["data"]["steps"]["ship"]
+    assert runs.done() == ["evil"]
+    changed = [note["message"] for note in step.get("warnings", ()) if note["code"] == "APPROVED_FILE_CHANGED"]
+    assert len(changed) == 1 and str(runs.folder / "ship.sh") in changed[0]
+    (runs.folder / "done").unlink()
+    flow = runs.flow(json.dumps({"steps": {"ship": {"exec": "cd sub && ./ship.sh", "approval": True}}}))
+    runs(flow, "--run-id", "r2", code=14)
+    runs.decide(YES)
+    assert "warnings" not in runs("--resume", "r2", code=0)["data"]["steps"]["ship"]
 
 
 def test_an_approved_function_runs_the_approved_file_and_not_one_that_was_imported_before(runs: Runs) -> None:

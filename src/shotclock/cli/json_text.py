@@ -1,6 +1,7 @@
 """Changes to the text of a JSON file that leave every other character as it is, comments and trailing commas too.
 
-Places are found in a text with blanks for these, in which every other character keeps its place. A path is a sequence of keys of objects and indexes of lists.
+Places are found in a text with blanks for these, in which every other character keeps its place. A path is a sequence of
+keys of objects and indexes of lists.
 """
 
 from __future__ import annotations

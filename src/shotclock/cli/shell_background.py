@@ -1,7 +1,7 @@
 """Commands that an agent puts in the background: a hook, which is told, leaves a note that `shotclock-sh` takes.
 
-The note is a file named after the session and the command. The command itself stays as it would be: Gemini CLI applies its
-rules to `bash -c "…"` and nothing else.
+The note is a file named after the session and the command. The command itself stays as it would be, because Gemini CLI
+applies its rules to `bash -c "…"` and nothing else.
 """
 
 from __future__ import annotations

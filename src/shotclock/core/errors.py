@@ -334,6 +334,7 @@ _ERRORS: dict[str, ErrorEntry] = {
 
 _WARNINGS: dict[str, str] = {
     "DESCENDANTS_STOPPED": "Processes outlived the command that started them and were stopped.",
+    "APPROVED_FILE_CHANGED": "A file that an approval binds changed while the approved step ran.",
     "JOB_CONTINUES": "A job that was started meanwhile continues; data.jobs has its id.",
     "SURVIVORS": "Processes could not be stopped and are still there.",
     "PROC_UNFIT": "/proc shows another PID namespace, so processes are stopped as children of the supervisor only, and "

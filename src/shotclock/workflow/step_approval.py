@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from ..core.clocks import Clocks, Deadline
-from ..core.envelope import Problem
+from ..core.envelope import Problem, Warning_, warning
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, canonical
@@ -119,10 +119,18 @@ class StepApproval:
         return rendered._replace(settings={**rendered.settings, **changed})
 
     async def compare_programs(self) -> None:
-        for path, approved in self._programs.items():
-            if await asyncio.to_thread(digest_of_file, path) != approved:
-                message = f"{path!r} is not what was approved: it has changed since it was proposed"
-                raise StepFailed("ACTION_CHANGED", message, "approval/failed")
+        for path in await self._find_changed():
+            message = f"{path!r} is not what was approved: it has changed since it was proposed"
+            raise StepFailed("ACTION_CHANGED", message, "approval/failed")
+
+    async def warn_of_changes(self) -> list[Warning_]:
+        """Compare again after a try: its programs are opened after the comparison before it."""
+        said = "changed while the step ran, which may have run other contents than the approved ones"
+        return [warning("APPROVED_FILE_CHANGED", f"{path!r} {said}") for path in await self._find_changed()]
+
+    async def _find_changed(self) -> list[str]:
+        digests = await asyncio.to_thread(lambda: [digest_of_file(path) for path in self._programs])
+        return [path for path, now in zip(self._programs, digests, strict=True) if now != self._programs[path]]
 
     def record(self, error: Mapping[str, Any] | None) -> None:
         if self._bound is not None:
@@ -228,6 +236,8 @@ def _find_wrong(step: StepPart, changed: Mapping[str, Any]) -> str | None:
 _PLAIN_VALUE = re.compile(r"[\w./+@%:,-]+")  # a value that is the same however it is quoted in a script
 # After these, a relative path names another file.
 _MOVING = {"cd", "pushd", "popd", "chroot", "nsenter", "unshare"}
+_MOST_FOLDERS = 8  # in which a command may be after several `cd`
+_NOT_LITERAL = re.compile(r"[-~]|.*[*?\[{]", re.DOTALL)
 _MOVING_OPTION = re.compile(r"-[A-Za-z]*[CD]|--chdir|--login|-execdir|-okdir")
 
 
@@ -273,7 +283,8 @@ class _ScriptCommand(NamedTuple):
     words: Sequence[Word]
     is_sure: bool
     """Whether it is certainly run. A quoted text may be a script, or only a text."""
-    is_moved: bool = False  # whether its script changes the directory
+    folders: tuple[str, ...] = ("",)
+    """The directories in which it may be run; none if they are not known."""
 
 
 def _commands_in(script: str, is_sure: bool = True, depth: int = 0) -> list[_ScriptCommand]:
@@ -282,8 +293,24 @@ def _commands_in(script: str, is_sure: bool = True, depth: int = 0) -> list[_Scr
     except TooDeep:
         return []
     found = [each for command in commands for each in _commands_of(command.words, command.input, is_sure, depth)]
-    is_moved = any(_changes_directory(each.words) for each in found if each.is_sure or not is_sure)
-    return [each._replace(is_moved=True) for each in found] if is_moved else found
+    moving = [each.words for each in found if (each.is_sure or not is_sure) and _changes_directory(each.words)]
+    outer = _folders_after(moving)
+    return [
+        each._replace(folders=tuple(dict.fromkeys(os.path.join(one, own) for one in outer for own in each.folders)))
+        for each in found
+    ]
+
+
+def _folders_after(moving: Sequence[Sequence[Word]]) -> tuple[str, ...]:
+    """Return the directories in which a command beside these may be run: not each `cd` precedes it, or succeeds."""
+    folders = [""]
+    for words in moving:
+        if words[0].text != "cd" or len(words) != 2 or words[1].is_expanded or words[1].values:
+            return ()
+        if _NOT_LITERAL.match(words[1].text) or len(folders) * 2 > _MOST_FOLDERS:
+            return ()
+        folders += [os.path.join(each, words[1].text) for each in folders]
+    return tuple(folders)
 
 
 def _commands_of(words: Sequence[Word], read: Sequence[Word], is_sure: bool, depth: int) -> list[_ScriptCommand]:
@@ -323,13 +350,20 @@ def _digest_script(script: str, folder: Path) -> dict[str, str]:
 
 
 def _digest_program(command: _ScriptCommand, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the programs of a command, and its files of code."""
+    """Yield the programs of a command, and its files of code, in each directory in which it may be run."""
     program, *arguments = [
-        Word() if command.is_moved and not word.text.startswith(os.sep) else word for word in command.words
+        word if command.folders or word.text.startswith(os.sep) else Word() for word in command.words
     ]
+    for place in command.folders or ("",):
+        yield from _digest_words(command, program, arguments, folder, folder / place)
+
+
+def _digest_words(
+    command: _ScriptCommand, program: Word, arguments: list[Word], folder: Path, place: Path
+) -> Iterator[tuple[str, str]]:
     name = program_of(command.words[0])
     required = [program] if "/" in program.text else []
-    optional = [word for word in arguments if "/" in word.text and _is_executable(folder / word.text)]
+    optional = [word for word in arguments if "/" in word.text and _is_executable(place / word.text)]
     if name in (".", "source"):
         required += arguments[:1]
     elif name in AWK:
@@ -337,15 +371,15 @@ def _digest_program(command: _ScriptCommand, folder: Path) -> Iterator[tuple[str
     elif (reading := read_interpreter(name, command.words[1:])) is not None:
         first = len(arguments) - len(reading.rest)
         optional += arguments[:first]
-        optional += [word for word in arguments[first:] if _is_file(_digest_below(word, folder))][:1]
+        optional += [word for word in arguments[first:] if _is_file(_digest_below(word, folder, place))][:1]
         # Not the first argument of a module or of a script in an option.
         if not reading.code and (first == len(reading.options) or command.words[first].text == "--"):
             required += arguments[first : first + 1]
     for word in required:
-        if (found := _digest_below(word, folder)) is not None and (command.is_sure or _is_file(found)):
+        if (found := _digest_below(word, folder, place)) is not None and (command.is_sure or _is_file(found)):
             yield found
     for word in optional:
-        if _is_file(found := _digest_below(word, folder)):
+        if _is_file(found := _digest_below(word, folder, place)):
             yield found
 
 
@@ -357,10 +391,11 @@ def _is_file(found: tuple[str, str] | None) -> TypeGuard[tuple[str, str]]:
     return found is not None and found[1] != NO_SUCH_FILE
 
 
-def _digest_below(word: Word, folder: Path) -> tuple[str, str] | None:
+def _digest_below(word: Word, folder: Path, place: Path) -> tuple[str, str] | None:
+    """Return the path of a word in a place, and the digest of its file. None: it is no file below the folder."""
     if word.is_expanded or not word.text or "\0" in word.text:
         return None
-    path = str(folder / word.text)
+    path = str(place / word.text)
     below = os.path.join(folder, "")
     if not os.path.normpath(path).startswith(below) and not os.path.realpath(path).startswith(below):
         return None

@@ -368,6 +368,8 @@ class StepExecutor:
                 may_start = run.deadlines.may_start(work.name)  # the run's timeout may have stopped another item
                 provider = run.providers[step.type]
                 answered = await try_step(provider, call, run.runtime, may_start=may_start, on_cancelled=kept.append)
+                if work.approval is not None:
+                    answered.envelope.warnings += await work.approval.warn_of_changes()
                 if is_new and answered.envelope.ending == Ending.NOT_STARTED:
                     del folders[work.item[0]]  # files there are not of this step
                 return answered
