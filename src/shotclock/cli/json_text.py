@@ -1,7 +1,6 @@
 """Changes to the text of a JSON file that leave every other character as it is, comments and trailing commas too.
 
-Places are found in a text with blanks for these, in which every other character keeps its place. A path is a sequence of
-keys of objects and indexes of lists.
+Places are found in a text with blanks for these, with all else in place. A path is a sequence of keys and indexes.
 """
 
 from __future__ import annotations
