@@ -377,7 +377,7 @@ def test_status_sees_moved_programs_and_changed_settings(shotclock: Any, home: P
     file.write_text(json.dumps(settings))
     found = status_of(shotclock, "claude")
     assert (found["installed"], found["effective"], found["problems"]) == (True, None, [])
-    assert "commands in the background have the limit of all others" in found["conditions"][0]
+    assert "commands in the background are limited: install it again" in found["conditions"][0]
     install(shotclock, "copilot")
     (home / ".copilot/settings.json").write_text('{"disableAllHooks": true}')
     assert "settings.json sets disableAllHooks" in status_of(shotclock, "copilot")["problems"][0]
@@ -505,6 +505,9 @@ def test_the_hook_of_claude_code_says_nothing_and_leaves_a_note_of_a_command_in_
     for given, count in ((request, 0), (in_background, 1), (in_background, 1), (request, 0), (in_background, 1)):
         assert hook("claude", given, CLAUDE_CODE_SESSION_ID="s") is None
         assert len(list(notes.iterdir()) if notes.exists() else ()) == count
+    for agent, given in (("claude", in_background), ("gemini", {**in_background, "tool_name": "run_shell_command"})):
+        closed = hook(agent, given, SHOTCLOCK_HOME="/proc/closed")
+        assert (closed is None) == (agent == "claude"), "where no note can be left, the command is wrapped all the same"
     assert hook("claude", request, CLAUDE_CODE_SESSION_ID="another") is None
     assert len(list(notes.iterdir())) == 1
 

@@ -29,7 +29,6 @@ from .coding_agents import (
 CLAUDE_MANAGED = Path("/etc/claude-code/managed-settings.json")
 GEMINI_SYSTEM = Path("/etc/gemini-cli/settings.json")
 FIRST_LINE = 4096  # bytes
-WITHOUT_HOOK = "commands in the background have the limit of all others; install it again"
 PLACES = Programs("shotclock", "shotclock-sh", "bash")  # only the places of the entries count
 
 
@@ -106,7 +105,7 @@ def _read_entries(status: AgentStatus, agent: CodingAgent, text: str) -> None:
         path = find_ours(text, entry)
         if path is None:
             if status.installed and entry not in approvals:
-                status.conditions.append(f"{'.'.join(entry.path)} is missing: {WITHOUT_HOOK}")
+                status.conditions.append("Without its hook, commands in the background are limited: install it again")
             continue
         found = json_text.read(text, path)
         words = [found] if isinstance(found, str) else _hook_words(found)

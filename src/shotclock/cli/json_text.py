@@ -150,16 +150,16 @@ def drop(text: str, path: Path) -> str:
             return text
         above.append((at, items, item))
         at = item.value_start
-    while len(above) > 1 and len(above[-1][1]) == 1 and not _around(text, plain, *above[-1]).strip():
+    while len(above) > 1 and len(above[-1][1]) == 1 and not _around(text, plain, *above[-1]):
         above.pop()
     at, items, item = above[-1]
     place = items.index(item)
     if place + 1 < len(items):
-        after = items[place + 1].start
-        return text[: item.start] + _without_comma(text, item.end, after).lstrip() + text[after:]
+        following = items[place + 1].start
+        return text[: item.start] + _without_comma(text, item.end, following).lstrip() + text[following:]
     close = _skip(plain, item.end)
     if not place:
-        return text[: at + 1] + (_around(text, plain, *above[-1]).rstrip(" \t") or "") + text[close:]
+        return text[: at + 1] + _around(text, plain, *above[-1]) + text[close:]
     before, after = items[place - 1].end, _without_comma(text, item.end, close)
     kept = _without_comma(text, before, item.start).rstrip()
     is_open = kept and not after.lstrip(" \t").startswith(("\r", "\n"))  # the rest would be part of the comment

@@ -19,24 +19,24 @@ _FOLDER = "background"
 
 
 def note_command(session: str, command: str, *, in_background: bool) -> None:
-    """Note whether the next command with this text in this session is put in the background. Raises OSError."""
+    """Note whether the next command with this text in this session is put in the background."""
     file = _file_of(session, command)
-    if not in_background:
-        with contextlib.suppress(FileNotFoundError):  # of a command that was denied
+    with contextlib.suppress(OSError):  # without a note it has the limits of other commands
+        if in_background:
+            make_private_directory(os.path.dirname(file))
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        else:  # a command with the same text may have been denied
             os.unlink(file)
-        return
-    make_private_directory(os.path.dirname(file))
-    os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def take_note(environ: Mapping[str, str], line: str) -> bool:
     """Return whether a command is noted as one in the background, and remove the note."""
-    session = next(filter(None, map(environ.get, _SESSION_VARIABLES)), "")
-    try:
-        os.unlink(_file_of(session, _command_in(line)))
-    except OSError:
-        return False
-    return True
+    command = _command_in(line)
+    for session in ("", *filter(None, map(environ.get, _SESSION_VARIABLES))):  # one agent may run another
+        with contextlib.suppress(OSError):
+            os.unlink(_file_of(session, command))
+            return True
+    return False
 
 
 def _command_in(line: str) -> str:
