@@ -20,6 +20,9 @@ from shotclock.store.store import Store
 from shotclock.workflow.report import report_of
 from shotclock.workflow.run import resume
 
+from tests.store.locked import LONG_S, held
+from tests.store.work import appears
+
 from .conftest import statuses, step
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -81,11 +84,11 @@ def test_writing_that_must_not_wait_says_so_at_once(store: Store, tmp_path: Path
     other.execute("BEGIN IMMEDIATE")
     began = time.monotonic()
     with pytest.raises(StoreBusy):
-        store.runs.record("r", [StepRecord("a", "running", {})], _NOW, may_wait=False)
+        store.runs.record("r", [StepRecord("a", "running", {})], _NOW, wait_ms=0)
     assert time.monotonic() - began < 3
     other.execute("COMMIT")
     other.close()
-    store.runs.record("r", [StepRecord("a", "running", {})], _NOW, may_wait=False)
+    store.runs.record("r", [StepRecord("a", "running", {})], _NOW, wait_ms=0)
 
 
 def test_a_run_whose_store_is_taken_away_stops_and_says_so(run: Run, tmp_path: Path) -> None:
@@ -110,6 +113,77 @@ def test_a_run_whose_store_is_taken_away_stops_and_says_so(run: Run, tmp_path: P
     assert statuses(envelope)["a"] == "succeeded" and statuses(envelope)["long"] == "cancelled"
     assert statuses(envelope)["b"] == "skipped" and not (tmp_path / "b").exists(), "not written down, so not begun"
     assert {notice["code"] for notice in envelope.warnings} == {"NOT_WRITTEN_DOWN"}
+
+
+LOCKED_WHILE_IT_RUNS = """
+timeout: 60s
+steps:
+  a: {exec: 'touch a; while [ ! -e held ]; do sleep 0.01; done'}
+  b: {exec: 'true', depends_on: a}
+finally: [{id: last, exec: 'echo >> last', timeout: 1s}]
+"""
+
+
+def hold_from_the_first_step(folder: Path, for_s: float) -> threading.Thread:
+    """Lock the store once step `a` has begun, and let it end then."""
+
+    def hold() -> None:
+        appears(folder / "a")
+        with held(folder / "home", for_s) as enough:
+            (folder / "held").touch()
+            enough.wait(for_s)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    return holding
+
+
+@pytest.mark.slow
+def test_a_store_that_is_locked_for_twelve_seconds_delays_a_run_and_neither_ends_it_nor_loses_a_record(
+    run: Run, store: Store, tmp_path: Path
+) -> None:
+    holding = hold_from_the_first_step(tmp_path, LONG_S)
+    try:
+        envelope = run(LOCKED_WHILE_IT_RUNS, run_id="r")
+    finally:
+        holding.join(LONG_S + STARTED_WITHIN_S)
+    assert envelope.ok and set(statuses(envelope).values()) == {"succeeded"} and not envelope.warnings
+    assert envelope.meta["duration_ms"] >= LONG_S * 1000 - 1000
+    recorded = store.runs.get("r")
+    assert recorded is not None and recorded.ended_at is not None
+    assert {record.status for record in store.runs.steps("r").values()} == {"succeeded"}
+
+
+def test_a_run_whose_store_stays_locked_ends_by_its_deadline_after_its_finally_and_says_how_to_continue(
+    run: Run, store: Store, tmp_path: Path
+) -> None:
+    holding = hold_from_the_first_step(tmp_path, LONG_S)
+    began = time.monotonic()
+    try:
+        envelope = run(LOCKED_WHILE_IT_RUNS.replace("60s", "4s"), run_id="r")
+        took_s = time.monotonic() - began
+        assert (tmp_path / "last").exists() and statuses(envelope)["last"] == "succeeded", "whatever the store does"
+        assert statuses(envelope)["a"] == "succeeded" and statuses(envelope)["b"] == "skipped"
+        assert envelope.code == "STORE_BUSY" and envelope.error["retryable"] is False
+        assert "shotclock run --resume r" in envelope.error["suggestion"], "nothing says to call again"
+        assert "NOT_WRITTEN_DOWN" in {notice["code"] for notice in envelope.warnings}
+        assert took_s < LONG_S
+    finally:
+        holding.join(LONG_S + STARTED_WITHIN_S)
+    resumed = asyncio.run(asyncio.wait_for(resume("r", store), STARTED_WITHIN_S))
+    assert statuses(resumed) == {"a": "interrupted", "b": "skipped", "last": "succeeded"}, "as the store knows it"
+    assert store.runs.get("r").ended_at is not None
+
+
+def test_a_run_that_is_stopped_while_its_store_is_locked_ends_in_moments(run: Run, tmp_path: Path) -> None:
+    holding = hold_from_the_first_step(tmp_path, LONG_S)
+    try:
+        began = time.monotonic()
+        envelope = run(LOCKED_WHILE_IT_RUNS, stop_after=3.0)
+        assert time.monotonic() - began < LONG_S
+        assert envelope.code == "CANCELLED" and (tmp_path / "last").exists()
+    finally:
+        holding.join(LONG_S + STARTED_WITHIN_S)
 
 
 def test_an_output_is_stored_once_with_its_step_and_once_with_its_run(run: Run, store: Store, tmp_path: Path) -> None:

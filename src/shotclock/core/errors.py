@@ -326,7 +326,7 @@ _ERRORS: dict[str, ErrorEntry] = {
         ErrorEntry("SHUTTING_DOWN", 12, 503, True, NONE, "The runtime is closing and takes no new calls.",
                    "call again once it is back"),
         ErrorEntry("STORE_BUSY", 12, 503, True, NONE, "Others kept the store of this user busy for too long.",
-                   "call again; if it stays so, look for a stopped process that uses the store"),
+                   "wait until they are done; if it stays so, look for a stopped process that uses the store"),
         ErrorEntry("STORE_UNUSABLE", 4, 503, False, NONE, "The store of this user cannot be used as it is.",
                    "put right what error.message names, or set SHOTCLOCK_HOME to another directory"),
     )

@@ -286,9 +286,9 @@ class CommandRun:
                 self._stop(control, Order.STOP, STOPPED, None if current is None else current.spec["grace_ms"])
             if now_ns >= self._beat_ns:
                 self._beat_ns = now_ns + BEAT_MS * NS_PER_MS
-                self._store.jobs.beat(self._job.id, wall_time(), attempt=self._job.attempt, may_wait=False)
+                self._store.jobs.beat(self._job.id, wall_time(), attempt=self._job.attempt, wait_ms=0)
             if self._unsaved:
-                self._save(may_wait=False)
+                self._save(wait_ms=0)
 
     def is_store_gone(self) -> bool:
         """Return whether the store was removed or replaced."""
@@ -299,11 +299,11 @@ class CommandRun:
         except OSError:
             return False
 
-    def _save(self, *, may_wait: bool = True, **changes: object) -> None:
+    def _save(self, *, wait_ms: int | None = None, **changes: object) -> None:
         """Record facts about the job in the store; if it is busy, at a later look."""
         self._unsaved |= changes
         with contextlib.suppress(Exception):
-            self._store.jobs.amend(self._job.id, self._unsaved, may_wait=may_wait)
+            self._store.jobs.amend(self._job.id, self._unsaved, wait_ms=wait_ms)
             self._unsaved = {}
 
     def _stop(self, control: ipc.Socket, kind: str, why: str, grace_ms: int | None = None) -> None:

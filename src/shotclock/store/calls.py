@@ -150,7 +150,7 @@ class Calls(Table):
 
         `closed` names open calls that have ended. Raises StoreBusy instead of waiting.
         """
-        with self._database.write(durable=False, may_wait=False) as transaction:
+        with self._database.write(durable=False, wait_ms=0) as transaction:
             _insert(transaction, _CALLS, "calls", calls)
             transaction.executemany(_FORGET_OPEN, [*closed, *((call.holder, call.number) for call in opened)])
             _insert(transaction, _OPEN_CALLS, "open_calls", opened)

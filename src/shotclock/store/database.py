@@ -38,9 +38,13 @@ from .home import (
     sync_directory,
 )
 
-# SQLite waits this long for another process's transaction. Ours take milliseconds: a stopped process or a dying disk
-# exhausts this.
-BUSY_TIMEOUT_MS = 5_000
+# A writer waits this long for another process's transaction. Ours take milliseconds: hundreds of writers at once, a
+# stopped process or a dying disk exhaust this. It is shorter than the limit of a command that answers at once.
+BUSY_TIMEOUT_MS = 20_000
+# It waits in attempts of this length, between which other threads have the connection.
+ATTEMPT_MS = 250
+# A reader waits this long: only for the repair of the log of a process that was killed.
+READ_TIMEOUT_MS = 5_000
 # A thread waits this long for another thread's transaction, which may itself be waiting for another process.
 THREAD_WAIT_S = 10.0
 # While files are created and removed, SQLite sometimes answers "busy" without waiting, so opening waits in small steps
@@ -155,12 +159,13 @@ class Database:
         """Open a transaction for reading. It sees the state of one instant."""
         return self._transaction("BEGIN")
 
-    def write(self, *, durable: bool = True, may_wait: bool = True) -> AbstractContextManager[Transaction]:
+    def write(self, *, durable: bool = True, wait_ms: int | None = None) -> AbstractContextManager[Transaction]:
         """Open a transaction for reading and writing that excludes other writers.
 
-        `may_wait=False` is for an event loop: it raises StoreBusy instead of waiting for another thread or process.
+        `wait_ms` is another limit than the usual one; 0 is for an event loop, and raises StoreBusy instead of waiting.
         """
-        return self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL", may_wait)
+        limit_ms = BUSY_TIMEOUT_MS if wait_ms is None else wait_ms
+        return self._transaction("BEGIN IMMEDIATE", "FULL" if durable else "NORMAL", limit_ms)
 
     def open_another(self) -> Database:
         """Open a connection of its own to the same file, for a thread that must not wait for others. The caller closes
@@ -173,7 +178,7 @@ class Database:
             self._check_file()
             connection = self._connection or self._connect()
             try:
-                connection.execute(f"PRAGMA busy_timeout={OPEN_STEP_MS if pages is not None else BUSY_TIMEOUT_MS}")
+                connection.execute(f"PRAGMA busy_timeout={OPEN_STEP_MS if pages is not None else READ_TIMEOUT_MS}")
                 # A script, because it steps once for each page, and `execute` would stop after the first.
                 connection.executescript(f"PRAGMA incremental_vacuum({pages or 0})")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -192,20 +197,27 @@ class Database:
     # --- transactions -----------------------------------------------------------------------------
 
     @contextmanager
-    def _transaction(self, begin: str, synchronous: str = "FULL", may_wait: bool = True) -> Iterator[Transaction]:
-        with self._hold_lock(THREAD_WAIT_S if may_wait else 0):
-            self._check_file()
-            if self._connection is None and not may_wait:
-                raise StoreBusy("the store has to be opened again", self.path)
-            connection = self._connection or self._connect()
-            try:
-                connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS if may_wait else 0}")
-                connection.execute(f"PRAGMA synchronous={synchronous}")
-                connection.execute(begin)
-                with connection:  # commits, or rolls back
-                    yield Transaction(connection)
-            except sqlite3.Error as error:
-                raise translate_error(error, self.path) from error
+    def _transaction(self, begin: str, synchronous: str = "FULL", wait_ms: int | None = None) -> Iterator[Transaction]:
+        timeout_ms = READ_TIMEOUT_MS if wait_ms is None else min(wait_ms, ATTEMPT_MS)
+        more = 0 if wait_ms is None else -(-wait_ms // ATTEMPT_MS) - 1  # further attempts
+        has_begun = False
+        while not has_begun:
+            with self._hold_lock(THREAD_WAIT_S if wait_ms is None else min(THREAD_WAIT_S, wait_ms / 1000)):
+                self._check_file()
+                if self._connection is None and wait_ms == 0:
+                    raise StoreBusy("the store has to be opened again", self.path)
+                connection = self._connection or self._connect()
+                try:
+                    connection.execute(f"PRAGMA busy_timeout={timeout_ms}")
+                    connection.execute(f"PRAGMA synchronous={synchronous}")
+                    connection.execute(begin)
+                    has_begun = True
+                    with connection:  # commits, or rolls back
+                        yield Transaction(connection)
+                except sqlite3.Error as error:
+                    translated, more = translate_error(error, self.path), more - 1
+                    if has_begun or more < 0 or not isinstance(translated, StoreBusy):
+                        raise translated from error
 
     @contextmanager
     def _hold_lock(self, within_s: float = THREAD_WAIT_S) -> Iterator[None]:
@@ -316,9 +328,11 @@ class Table:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def _execute(self, statement: str, values: Sequence[object], *, durable: bool = True, may_wait: bool = True) -> int:
+    def _execute(
+        self, statement: str, values: Sequence[object], *, durable: bool = True, wait_ms: int | None = None
+    ) -> int:
         """Execute one statement in a transaction of its own. Return the number of changed rows."""
-        with self._database.write(durable=durable, may_wait=may_wait) as transaction:
+        with self._database.write(durable=durable, wait_ms=wait_ms) as transaction:
             return transaction.execute(statement, values).rowcount
 
 

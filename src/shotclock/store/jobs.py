@@ -171,9 +171,9 @@ class Jobs(Table):
         with self._database.read() as transaction:
             return _get_latest(transaction, key)
 
-    def amend(self, id: str, changes: Mapping[str, object], *, may_wait: bool = True) -> None:
-        """Change values in the `spec` of a job. `may_wait`: see Database.write."""
-        with self._database.write(durable=False, may_wait=may_wait) as transaction:
+    def amend(self, id: str, changes: Mapping[str, object], *, wait_ms: int | None = None) -> None:
+        """Change values in the `spec` of a job. `wait_ms`: see Database.write."""
+        with self._database.write(durable=False, wait_ms=wait_ms) as transaction:
             if (job := _get(transaction, id)) is not None:
                 text = json_text({**job.spec, **changes})
                 transaction.execute("UPDATE jobs SET spec = ? WHERE id = ?", (text, id))
@@ -271,10 +271,10 @@ class Jobs(Table):
             durable=False,
         )
 
-    def beat(self, id: str, now: WallTime, *, attempt: int | None = None, may_wait: bool = True) -> bool:
+    def beat(self, id: str, now: WallTime, *, attempt: int | None = None, wait_ms: int | None = None) -> bool:
         """Record a sign of life and return whether the job is still active. Does not wait for the disk."""
         query = f"UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
-        return self._execute(query, (now, id, attempt), durable=False, may_wait=may_wait) > 0
+        return self._execute(query, (now, id, attempt), durable=False, wait_ms=wait_ms) > 0
 
     def request_cancel(self, id: str, now: WallTime) -> Job | None:
         """Record a request to cancel the job, unless it has ended, and return it. The first request counts."""

@@ -129,12 +129,12 @@ _INSERT_STEP = "INSERT INTO steps (run, id, status, record, changed_at) VALUES (
 class Runs(Table):
     """Table of runs and their steps."""
 
-    def begin(self, run: StoredRun, steps: Sequence[StepRecord] = ()) -> None:
+    def begin(self, run: StoredRun, steps: Sequence[StepRecord] = (), *, wait_ms: int | None = None) -> None:
         """Record a new run with the steps that it does not begin with anew, all or nothing.
 
-        Raises RunTaken if there is one of that id already.
+        Raises RunTaken if there is one of that id already. `wait_ms`: see Database.write.
         """
-        with self._database.write() as transaction:
+        with self._database.write(wait_ms=wait_ms) as transaction:
             if (there := _get(transaction, run.id)) is not None:
                 raise RunTaken(there)
             _RUNS.insert(transaction, run)
@@ -163,23 +163,23 @@ class Runs(Table):
         query = "UPDATE runs SET parked_at = ? WHERE id = ? AND holder = ? AND ended_at IS NULL"
         self._execute(query, (now, run_id, holder))
 
-    def extend(self, run_id: str, deadline_at: WallTime, *, may_wait: bool = True) -> None:
-        """Record a later deadline of a run. `may_wait`: see Database.write."""
+    def extend(self, run_id: str, deadline_at: WallTime, *, wait_ms: int | None = None) -> None:
+        """Record a later deadline of a run. `wait_ms`: see Database.write."""
         query = "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL"
-        self._execute(query, (deadline_at, run_id), durable=False, may_wait=may_wait)
+        self._execute(query, (deadline_at, run_id), durable=False, wait_ms=wait_ms)
 
     def note_group(self, run_id: str, concurrency: Mapping[str, Any]) -> None:
         """Record the group of a resumed run, with the time that it has waited for it."""
         query = "UPDATE runs SET concurrency = ? WHERE id = ? AND ended_at IS NULL"
         self._execute(query, (json_text(concurrency), run_id), durable=False)
 
-    def record(self, run_id: str, steps: Sequence[StepRecord], now: WallTime, *, may_wait: bool = True) -> None:
-        """Record the state of these steps, all of them or none. `may_wait`: see Database.write.
+    def record(self, run_id: str, steps: Sequence[StepRecord], now: WallTime, *, wait_ms: int | None = None) -> None:
+        """Record the state of these steps, all of them or none. `wait_ms`: see Database.write.
 
         Survives `kill -9`; after a power loss the last step may count as interrupted.
         """
         rows = [(run_id, step.id, step.status, json_text(step.record), now) for step in steps]
-        with self._database.write(durable=False, may_wait=may_wait) as transaction:
+        with self._database.write(durable=False, wait_ms=wait_ms) as transaction:
             transaction.executemany(
                 f"{_INSERT_STEP} "
                 "ON CONFLICT (run, id) DO UPDATE SET status = excluded.status, record = excluded.record, "
@@ -189,13 +189,13 @@ class Runs(Table):
             ended = [(run_id, step.id) for step in steps if not _needs_items(step)]
             transaction.executemany("DELETE FROM items WHERE run = ? AND step = ?", ended)
 
-    def record_item(self, run_id: str, step_id: str, number: int, record: Any, *, may_wait: bool = True) -> None:
-        """Record the state of one item of a running step. `may_wait`: see Database.write."""
+    def record_item(self, run_id: str, step_id: str, number: int, record: Any, *, wait_ms: int | None = None) -> None:
+        """Record the state of one item of a running step. `wait_ms`: see Database.write."""
         query = (
             "INSERT INTO items (run, step, number, record) VALUES (?, ?, ?, ?) "
             "ON CONFLICT (run, step, number) DO UPDATE SET record = excluded.record"
         )
-        self._execute(query, (run_id, step_id, number, json_text(record)), durable=False, may_wait=may_wait)
+        self._execute(query, (run_id, step_id, number, json_text(record)), durable=False, wait_ms=wait_ms)
 
     def items(self, run_id: str, step_id: str) -> dict[int, Any]:
         """Return the record of each begun item of a step, by its number."""
@@ -208,13 +208,22 @@ class Runs(Table):
         with self._database.read() as transaction:
             return {step.id: step for step in _STEPS.list(transaction, "WHERE run = ?", (run_id,))}
 
-    def end(self, run_id: str, envelope: Mapping[str, Any], now: WallTime, *, owes_notice: bool = False) -> bool:
+    def end(
+        self,
+        run_id: str,
+        envelope: Mapping[str, Any],
+        now: WallTime,
+        *,
+        owes_notice: bool = False,
+        wait_ms: int | None = None,
+    ) -> bool:
         """Record the end of a run and return whether this call ended it: the first end stays.
 
-        The outputs of steps are stored once, with the steps. `owes_notice`: see `claim_notice`.
+        The outputs of steps are stored once, with the steps. `owes_notice`: see `claim_notice`. `wait_ms`: see
+        Database.write.
         """
         size = "length(workflow) + length(inputs) + (SELECT coalesce(sum(length(record)), 0) FROM steps WHERE run = ?)"
-        with self._database.write() as transaction:
+        with self._database.write(wait_ms=wait_ms) as transaction:
             text = json_text(_leave_out_outputs(transaction, run_id, envelope))
             ended = transaction.execute(
                 f"UPDATE runs SET envelope = ?, bytes = ? + {size}, ended_at = ?, owes_notice = ? "

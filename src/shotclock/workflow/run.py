@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Fired, WallTime
-from ..core.envelope import Envelope, Warning_, warning
+from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime
+from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Failure
 from ..core.overtime import ObserverKind
 from ..core.proposal import result_of
@@ -29,12 +29,14 @@ from ..process.kernel import is_alive, this_process
 from ..providers.provider import Aside, ForeignProposal, Providers, RunServices
 from ..providers.workflow import NestedRun
 from ..runtime.call import Call, admit, answer, inherited_deadline, inherited_trace
+from ..runtime.command_runner import run_in_thread
 from ..runtime.control import control_of, enter, leave
 from ..runtime.control_channel import run_cancels
 from ..runtime.control_channel import runs as running_runs
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
-from ..store.home import StoreBusy
+from ..store.database import ATTEMPT_MS
+from ..store.home import StoreBusy, StoreError
 from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Retention, Store, prune_in_passing, read_retention
 from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit, restore_artifacts
@@ -74,6 +76,14 @@ from .step_executor import StepExecutor
 from .step_log import OnStepOutput, RunLogs
 from .step_renderer import StepFailed, StepRenderer
 from .step_try import record_skipped_span, trace_steps
+
+
+# How long a record waits for a store that others keep busy: until the run's work has to end, and without a deadline so
+# long. A process that was stopped inside a transaction exhausts this.
+PATIENCE_MS = 600_000
+# The same if steps are to be stopped, or the time is over; and at the end of the run, for the last records.
+HURRIED_WAIT_MS = 500
+LAST_WAIT_MS = 5_000
 
 
 @value
@@ -149,7 +159,8 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
     try:
         with group.left_on_error():
             await asyncio.to_thread(restore_artifacts, (request.rerun or {}).get("restores", ()))
-            await asyncio.to_thread(store.runs.begin, new, records)
+            begin = partial(store.runs.begin, new, records)
+            await _write_patiently(begin, lambda waited_ms: _is_over(waited_ms, call.bound.bell, LAST_WAIT_MS))
     except RunTaken:
         raise run_exists(request.run_id) from None
     request = replace(request, inputs=inputs)
@@ -346,6 +357,7 @@ class _Run:
     recorded: Mapping[str, StepState]
     kept_ms: int = 0
     _logs: RunLogs | None = None
+    _over_ns: int = 0  # when only the last records were left to write
 
     async def carry_out(self) -> Envelope:
         # Every step is our child and could read our environment in /proc.
@@ -426,16 +438,23 @@ class _Run:
             )
 
     async def _record_item(self, step_id: str, number: int, record: JsonObject) -> None:
-        await _write(partial(self.store.runs.record_item, self.request.run_id, step_id, number, record))
+        write = partial(self.store.runs.record_item, self.request.run_id, step_id, number, record)
+        await _write(write, lambda waited_ms: _is_over(waited_ms, self.call.bound.bell, 0))
 
     def _make_scheduler(self, context: RunContext, steps: StepExecutor) -> Scheduler:
         run_id, run = context.run_id, {"id": context.run_id, "name": self.request.name}
 
+        def is_over(waited_ms: int) -> bool:
+            if scheduler.is_over:
+                return self._is_over(scheduler)
+            by, is_hurried = context.deadlines.before_next, scheduler.is_hurried
+            return _is_over(waited_ms, by, HURRIED_WAIT_MS, is_hurried=is_hurried)
+
         async def record(states: Iterable[StepState]) -> None:
             records = [StepRecord(state.id, state.status.value, state.to_record_so_far()) for state in states]
-            await _write(partial(self.store.runs.record, run_id, records, wall_time()))
+            await _write(partial(self.store.runs.record, run_id, records, wall_time()), is_over)
 
-        return Scheduler(
+        scheduler = Scheduler(
             context.workflow,
             execute=trace_steps(steps.execute, context.deadlines.of),
             record=record,
@@ -445,6 +464,7 @@ class _Run:
             recorded=self.recorded,
             limits=RunLimits(context.slots, context.deadlines, self.began.at_ns),
         )
+        return scheduler
 
     async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:
         """Return the name of the signal that ended the run early."""
@@ -533,20 +553,29 @@ class _Run:
         if self._logs is not None and self.caller.outer is None and (deleted := self._logs.quota.deleted):
             lost = warning("NOT_WRITTEN_DOWN", f"the logs of the oldest {deleted} tries: {VARIABLE} was reached")
             outcome.warnings += (lost,)
+        ends = ((state.status, state.reason) for state in states.values())
+        command = "" if outcome.problem is None or self.caller.outer is not None else find_rerun_command(run_id, ends)
+        if isinstance(ended_by, StoreError) and isinstance(outcome.problem, Problem):
+            message = f"the run was stopped, because its steps could not be recorded: {ended_by}"
+            then = command or f"shotclock run --resume {run_id}"
+            hint = f"once the store can be written to, `{then}` continues the run"
+            outcome.problem = replace(outcome.problem, message=message, suggestion=hint)
         envelope = answer(self.call, outcome)
         notice = self._find_notice(envelope)
-        end = partial(runs.end, run_id, owes_notice=notice is not None)
-        ends = ((state.status, state.reason) for state in states.values())
-        command = "" if envelope.ok or self.caller.outer is not None else find_rerun_command(run_id, ends)
         if command and isinstance(envelope.data, dict):
             envelope.data["rerun_command"] = command
+        end = partial(runs.end, run_id, owes_notice=notice is not None)
         try:
             try:
-                await asyncio.to_thread(end, envelope.to_dict(), wall_time())
+                await _write_patiently(partial(end, envelope.to_dict(), wall_time()), lambda _: self._is_over(scheduler))
             except ValueError as error:  # together the outputs are too long for one value
                 envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
-                await asyncio.to_thread(end, _without_outputs(envelope), wall_time())
+                end = partial(end, _without_outputs(envelope), wall_time())
+                await _write_patiently(end, lambda _: self._is_over(scheduler))
         except Failure as failure:
+            if isinstance(ended_by, StoreError) and envelope.error is not None:
+                hint = f"once the store can be written to, `shotclock run --resume {run_id}` continues or ends the run"
+                envelope.error["suggestion"] = hint
             envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the end of the run: {failure}"))
             if command and isinstance(envelope.data, dict):
                 del envelope.data["rerun_command"]  # for the store the run has not ended
@@ -561,6 +590,12 @@ class _Run:
         if notice is not None:
             envelope.warnings += await notice.send_end(self.store)
         return envelope
+
+    def _is_over(self, scheduler: Scheduler) -> bool:
+        """Return whether the last records, which are all that is left to do, have waited long enough."""
+        self._over_ns = self._over_ns or monotonic_ns()
+        waited_ms = (monotonic_ns() - self._over_ns) // NS_PER_MS
+        return _is_over(waited_ms, self.call.bound.bell, LAST_WAIT_MS, is_hurried=scheduler.is_hurried)
 
     def _find_notice(self, envelope: Envelope) -> Notice | None:
         """Return the message about the run, if anybody wants it. A nested run sends none: the outer one does."""
@@ -593,12 +628,34 @@ def _cancel_running(cancelled: asyncio.Future[str], scheduler: Scheduler, reason
         cancelled.set_result(CANCEL)
 
 
-async def _write(write: Callable[..., None]) -> None:
+async def _write(write: Callable[..., object], is_over: Callable[[int], bool]) -> None:
     """Write here, in a tenth of a millisecond, or in a thread, which takes twice that, if the store is busy."""
     try:
-        write(may_wait=False)
+        write(wait_ms=0)
     except StoreBusy:
-        await asyncio.to_thread(write)
+        await _write_patiently(write, is_over)
+
+
+async def _write_patiently(write: Callable[..., object], is_over: Callable[[int], bool]) -> None:
+    """Write in a thread once the store is free. A cancellation ends the wait.
+
+    `is_over` gets the milliseconds that it has waited, and returns whether StoreBusy is raised.
+    """
+    began_ns = monotonic_ns()
+    while True:
+        try:
+            await run_in_thread(partial(write, wait_ms=ATTEMPT_MS))
+            return
+        except StoreBusy:
+            if is_over((monotonic_ns() - began_ns) // NS_PER_MS):
+                raise
+
+
+def _is_over(waited_ms: int, by: Deadline | None, least_ms: int, *, is_hurried: bool = False) -> bool:
+    """Return whether a write that has waited so long is given up."""
+    if waited_ms < least_ms or is_hurried:
+        return waited_ms >= least_ms
+    return waited_ms >= PATIENCE_MS if by is None else by.has_passed(monotonic_ns())
 
 
 def _without_outputs(envelope: Envelope) -> dict[str, object]:

@@ -231,6 +231,11 @@ class Deadlines:
         self._fired: list[Deadline] = []
 
     @property
+    def before_next(self) -> Deadline | None:
+        """The end of the work or, in `finally`, the latest instant at which its steps have all of their time."""
+        return self._clean if self._is_last else self._work
+
+    @property
     def kept_ms(self) -> int:
         return 0 if self._run is None or self._work is None else (self._run.at_ns - self._work.at_ns) // NS_PER_MS
 

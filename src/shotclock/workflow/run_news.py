@@ -95,14 +95,14 @@ class RunNews:
     def _write_step(self, state: StepState) -> None:
         if state.status is Status.RUNNING:  # the scheduler writes the end, with all of this
             record = StepRecord(state.id, state.status.value, state.to_record_so_far())
-            self._context.store.runs.record(self._context.run_id, [record], wall_time(), may_wait=False)
+            self._context.store.runs.record(self._context.run_id, [record], wall_time(), wait_ms=0)
 
     def _write_deadline(self) -> None:
         run, call = self._context, self._context.call
         if running_runs.get(run.run_id) is call:
             elapsed_ms = (call.started_ns - self._began_ns) // NS_PER_MS
             deadline_at = self._began_at + (elapsed_ms + call.bound.limit_ms)
-            run.store.runs.extend(run.run_id, deadline_at, may_wait=False)
+            run.store.runs.extend(run.run_id, deadline_at, wait_ms=0)
 
 
 def describe_news(call: Call, news: OvertimeRequest | WindDown) -> JsonObject:
