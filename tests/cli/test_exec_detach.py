@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from shotclock.process.kernel import read_start
+from tests.store.locked import LONG_S, held
 
 from .conftest import SHOTCLOCK, SOON_S, is_alive, wait_for, warning_codes
 
@@ -623,6 +625,64 @@ def test_a_locked_store_neither_delays_the_end_with_the_owner_nor_loses_it(
     lock.close()
     wait_for(lambda: job("status", "web")["terminal"], "the end of the job")
     assert job("status", "web")["code"] == "CANCELLED"
+
+
+def fill_disk(*pids: int) -> None:
+    """Let these processes write to no file any more: for them each disk is full."""
+    for pid in pids:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+
+
+def on_full_disk(*words: str) -> Any:
+    ran = subprocess.run(
+        [*SHOTCLOCK, *words, "--json"],
+        capture_output=True,
+        timeout=RAN_WITHIN_S,
+        preexec_fn=lambda: fill_disk(os.getpid()),
+        check=False,
+    )
+    return json.loads(ran.stdout)
+
+
+@pytest.mark.parametrize("words", [["stop"], ["stop", "--within", "300ms"], ["cancel"]])
+def test_a_job_is_stopped_on_a_full_disk_and_the_answer_says_that_its_end_is_not_recorded(
+    shotclock: Any, job: Any, home: Path, words: list[str]
+) -> None:
+    deaf = "trap '' TERM; " if len(words) > 1 else ""
+    script = f"{deaf}echo ready; while :; do sleep 0.1; done"
+    shown = start_job(
+        shotclock, "--name", "web", "--owner", "none", "--ready-output", "ready", "--", "sh", "-c", script
+    )
+    [entry] = (home / "runners").iterdir()
+    fill_disk(int(entry.name))
+    answer = on_full_disk("job", words[0], "web", *words[1:])
+    assert not is_alive(shown["pid"])
+    assert answer["ok"] and (answer["data"]["status"], answer["data"]["code"]) == ("cancelled", "CANCELLED")
+    [notice] = answer["warnings"]
+    assert notice["code"] == "NOT_WRITTEN_DOWN" and "disk" in notice["message"]
+    resource.prlimit(int(entry.name), resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    wait_for(lambda: job("status", "web")["terminal"], "the end of the job, which is recorded later")
+    assert job("status", "web")["code"] == "CANCELLED"
+
+
+@pytest.mark.slow
+def test_a_job_that_runs_starts_and_is_stopped_loses_nothing_while_the_store_is_locked_for_twelve_seconds(
+    shotclock: Any, job: Any, home: Path
+) -> None:
+    begun = start_job(shotclock, "--name", "one", "--owner", "none", "--", "sleep", "1")
+    start_job(shotclock, "--name", "two", "--owner", "none", "--", "sleep", "60")
+    with held(home) as enough:
+        began = time.monotonic()
+        stopped = job("stop", "two")
+        assert stopped["status"] == "cancelled" and time.monotonic() - began < LONG_S
+        assert [each["job_id"] for each in job("list")["jobs"]], "a command that only looks does not wait"
+        assert time.monotonic() - began < LONG_S
+        third = start_job(shotclock, "--name", "three", "--owner", "none", "--", "sleep", "0.1")
+        assert time.monotonic() - began >= LONG_S - 1 and not enough.is_set()
+    ends = {name: job("wait", name, code=None) for name in ("one", "two", "three")}
+    assert (ends["one"]["exit_code"], ends["three"]["exit_code"]) == (0, 0)
+    assert job("status", "two")["code"] == "CANCELLED"
+    assert {begun["job_id"], third["job_id"]} <= {each["job_id"] for each in job("list")["jobs"]}
 
 
 def test_a_command_is_stopped_when_its_store_is_removed(shotclock: Any, home: Path) -> None:

@@ -19,7 +19,6 @@ from shotclock.store.runs import StepRecord
 from shotclock.store.store import Store
 from shotclock.workflow.report import report_of
 from shotclock.workflow.run import resume
-
 from tests.store.locked import LONG_S, held
 from tests.store.work import appears
 

@@ -163,9 +163,7 @@ def _order_command(client: JobClient, job: Job, order: RunOrder) -> Outcome:
     if order.by_ms is not None:
         message = f"the lifetime of {job.command} is fixed at its start; restart it with another --lifetime"
         raise Failure("NOT_EXTENDABLE", message)
-    job = asyncio.run(client.cancel(job, within_ms=order.within_ms))
-    late = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
-    return Outcome(Ending.FINISHED, late if job.is_active else None, client.describe(job))
+    return client.describe_stop(asyncio.run(client.cancel(job, within_ms=order.within_ms)))
 
 
 def _order_job(store: Store, job: Job, order: RunOrder) -> dict[str, object]:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, format_duration
-from ..core.envelope import Problem
+from ..core.envelope import Envelope, Problem
 from ..core.value_types import replace
 from ..process import foreground, ipc, kernel
 from ..process.clock import monotonic_ns, pause, wall_time
@@ -44,6 +44,7 @@ from ..process.unsupervised import CHANNEL
 from ..runtime.call import Call, Outcome, admit, answer
 from ..runtime.commands import assign, judge
 from ..runtime.outcomes import outcome_of_error
+from ..store.database import ATTEMPT_MS
 from ..store.home import StoreError
 from ..store.jobs import Job
 from ..store.store import Store
@@ -59,8 +60,8 @@ BEAT_MS = 5_000
 SEND_LIMIT_S = 1.0
 # How long a caller may take to give its descriptors to a command that has ended.
 RELAY_LIMIT_MS = 30_000
-# How long the end of a job waits for a store that cannot be written to.
-STORE_LIMIT_MS = 60_000
+# How long the end of a job waits for a store that cannot be written to. After that it is lost.
+STORE_LIMIT_MS = 600_000
 LOG_TAIL = 4_000
 _CHUNK = 65536
 JOB_FIELDS = ("job_id", "name", "log")  # added to the data of a command
@@ -114,16 +115,21 @@ def _run(store: Store, job: Job, channel: ipc.Socket) -> None:
         outcome = outcome_of_error(error)
     envelope = answer(call, outcome)
     envelope.meta["job_id"] = job.id
+    record_end(store, job, envelope, run.is_store_gone)
+    run.tell(Told.ENDED)
+
+
+def record_end(store: Store, job: Job, envelope: Envelope, is_store_gone: Callable[[], bool]) -> bool:
+    """Record the end of a job once the store can be written to. Return whether this was its latest attempt."""
     until_ns = monotonic_ns() + STORE_LIMIT_MS * NS_PER_MS
-    while not run.is_store_gone():
+    while not is_store_gone():
         try:
-            store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
-            break
+            return store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
         except StoreError:  # it is locked by another process, or the disk is full
             if monotonic_ns() >= until_ns:
                 raise
             pause(LOOK_MS / 1000)
-    run.tell(Told.ENDED)
+    return False
 
 
 class CommandRun:
@@ -299,7 +305,7 @@ class CommandRun:
         except OSError:
             return False
 
-    def _save(self, *, wait_ms: int | None = None, **changes: object) -> None:
+    def _save(self, *, wait_ms: int = ATTEMPT_MS, **changes: object) -> None:
         """Record facts about the job in the store; if it is busy, at a later look."""
         self._unsaved |= changes
         with contextlib.suppress(Exception):

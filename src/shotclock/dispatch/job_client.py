@@ -10,25 +10,29 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 from ..core.catalogue import semantic_version
 from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime, format_duration
-from ..core.envelope import Envelope, Problem, stop_problem
+from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.proposal import Proposal, ProposalStatus
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
+from ..core.value_types import replace
 from ..inbox.access import Principal, Role
 from ..inbox.inbox import Inbox
 from ..inbox.person_wait import outcome_of
 from ..process.clock import monotonic_ns, wall_time
 from ..process.context import Progress
-from ..process.kernel import is_alive
+from ..process.kernel import can_see, descendants, is_alive
+from ..process.kill import signal_process
 from ..process.runners import is_enrolled, runners_folder
 from ..process.unsupervised import start_detached
 from ..runtime.call import Call, Outcome, Tool, admit, answer
-from ..store.home import create_private_file
+from ..store.database import ATTEMPT_MS
+from ..store.home import StoreError, create_private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from ..store.store import JOBS_FOLDER, Store
 from .background_command import BackgroundCommand, describe_command, is_abandoned, is_command, name_key
@@ -42,6 +46,8 @@ LATER_LOOKS_S = 0.2
 SILENT_LIMIT_MS = 60_000
 # How long cancelling waits beyond the grace for the runner to notice and to report.
 CANCEL_LIMIT_MS = 10_000
+# How long a runner whose work has ended may take to record that, while the store is in trouble.
+RECORDED_WITHIN_MS = 1_000
 LOG_TAIL = 4_000
 CHECKPOINTS_KEPT_MS = 7 * 24 * 3600 * 1000
 POLL_INTERVAL_MS = 1_000
@@ -56,6 +62,7 @@ class JobClient:
     def __init__(self, store: Store, command: list[str]) -> None:
         self._store = store
         self._command = command
+        self.warnings: tuple[Warning_, ...] = ()
 
     async def perform(
         self,
@@ -86,8 +93,7 @@ class JobClient:
             return Outcome(Ending.FINISHED, data=self.describe(job))
         if verb == "cancel":
             job = await self.cancel(job, call.bound.bell)
-            late = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
-            return Outcome(Ending.FINISHED, late if job.is_active else None, self.describe(job))
+            return self.describe_stop(job)
         return await self.wait(job, call, budget_ms, on_progress)
 
     @staticmethod
@@ -265,18 +271,58 @@ class JobClient:
         return [self.describe(job) for job in looked if job is not None and (job.is_active or not active_only)]
 
     async def cancel(self, job: Job, bell: Deadline | None = None, within_ms: int | None = None) -> Job:
-        """Ask its runner to stop it, and wait, bounded, until it has. `within_ms` is another grace than its own."""
-        if within_ms is not None:
-            await asyncio.to_thread(self._store.jobs.amend, job.id, {"grace_ms": within_ms})
-        await asyncio.to_thread(self._store.jobs.request_cancel, job.id, wall_time())
+        """Ask its runner to stop it, and wait, bounded, until it has. `within_ms` is another grace than its own.
+
+        The request is sent as a signal if the store does not take it. The job is returned as ended once its work has,
+        with a warning if that is not in the store.
+        """
         grace_ms = job.spec.get("grace_ms", 0) if within_ms is None else within_ms
+        trouble: StoreError | None = None
+        try:
+            await asyncio.to_thread(self._request_stop, job.id, within_ms)
+        except StoreError as error:
+            if not _signal_runner(job):
+                raise
+            trouble = error
+        kill = None if trouble is None or within_ms is None else Deadline.after_ms(monotonic_ns(), within_ms)
         limit = Deadline.after_ms(monotonic_ns(), grace_ms + CANCEL_LIMIT_MS)
         until_ns = min(limit.at_ns, limit.at_ns if bell is None else bell.at_ns)
+        over: Deadline | None = None
         while True:
-            current = await asyncio.to_thread(self.look, job.id)
-            if current is None or not current.is_active or monotonic_ns() >= until_ns:
+            current: Job | None = job
+            try:
+                current = await asyncio.to_thread(self.look, job.id)
+            except StoreError as error:
+                trouble = error
+            if current is None or not current.is_active:
                 return current or job
+            if kill is not None and kill.has_passed(monotonic_ns()):
+                _signal_runner(job)  # a second time, which ends its grace
+                kill = None
+            if trouble is not None and over is None and _is_work_over(job):
+                over = Deadline.after_ms(monotonic_ns(), RECORDED_WITHIN_MS)
+            if trouble is not None and over is not None and over.has_passed(monotonic_ns()):
+                return self._end_unrecorded(job, trouble)
+            if monotonic_ns() >= until_ns:
+                return current
             await asyncio.sleep(FIRST_LOOK_S)
+
+    def _request_stop(self, job_id: str, within_ms: int | None) -> None:
+        if within_ms is not None:
+            self._store.jobs.amend(job_id, {"grace_ms": within_ms}, wait_ms=ATTEMPT_MS)
+        self._store.jobs.request_cancel(job_id, wall_time(), wait_ms=ATTEMPT_MS)
+
+    def _end_unrecorded(self, job: Job, trouble: StoreError) -> Job:
+        """Return a job that was stopped as it is recorded later: by its runner, or as lost."""
+        message = f"the end of job {job.id}, which `job status` reports as running until then: {trouble}"
+        self.warnings += (warning("NOT_WRITTEN_DOWN", message),)
+        envelope = answer_for_job(job, Outcome(Ending.KILLED, Problem("CANCELLED", "the job was stopped")))
+        return replace(job, state=JobState.FINISHED, ended_at=wall_time(), envelope=envelope.to_dict())
+
+    def describe_stop(self, job: Job) -> Outcome:
+        """Return the outcome of `cancel`, which returned this job."""
+        late = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
+        return Outcome(Ending.FINISHED, late if job.is_active else None, self.describe(job), warnings=self.warnings)
 
     def describe(self, job: Job) -> dict[str, object]:
         shown: dict[str, object] = {
@@ -346,6 +392,18 @@ class JobClient:
 
     def _command_line(self, verb: str, job_id: str) -> str:
         return shlex.join([*self._command, "job", verb, job_id])
+
+
+def _signal_runner(job: Job) -> bool:
+    """Send SIGTERM to the runner of a job. Return False if it cannot be reached."""
+    runner = job.runner
+    return runner is not None and can_see(runner) and is_alive(runner) and signal_process(runner.pid, signal.SIGTERM)
+
+
+def _is_work_over(job: Job) -> bool:
+    """Return whether the runner of a job has no process below it any more."""
+    runner = job.runner
+    return runner is not None and (not is_alive(runner) or not descendants(runner.pid))
 
 
 def limit_ms(job: Job) -> int:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 from collections.abc import Coroutine, Mapping
 from functools import partial
 from pathlib import Path
@@ -37,9 +38,11 @@ from ..runtime.control_channel import runs as running_runs
 from ..runtime.outcomes import outcome_of_error
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
+from ..store.home import StoreBusy
 from ..store.jobs import Job
 from ..store.store import Store
 from .admission import ConcurrencyLimits
+from .command_runner import record_end
 from .dispatcher import ArgumentChecks, CommandListener
 from .invocation import InvocationCheckpoint
 from .job_client import answer_for_job, limit_ms
@@ -78,7 +81,7 @@ def main(home: str, job_id: str) -> None:
             if job.id not in running_runs:
                 outcome.ending = Ending.NOT_STARTED
             envelope = answer_for_job(job, outcome)
-        is_latest = store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
+        is_latest = record_end(store, job, envelope, lambda: not store.path.exists())
         if is_latest and proposal_id is not None:
             message = str((envelope.error or {}).get("message", ""))
             ran = ActionOutcome(envelope.ok, wall_time(), envelope.code, None if envelope.ok else shorten(message, 500))
@@ -122,9 +125,11 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
             call.request = CallRequest(job.command, job.arguments, caller=Caller(**caller))
         running_runs[job.id] = listener.call = call
         working = asyncio.ensure_future(runtime.finish(call, listener))
+        stopped = asyncio.Event()  # by a caller whose request the store did not take
+        loop.add_signal_handler(signal.SIGTERM, stopped.set)
         while not working.done():  # bounded by the work's own clocks
             await asyncio.wait([working], timeout=BEAT_S)
-            if not _still_wanted(store, job):
+            if stopped.is_set() or not _still_wanted(store, job):
                 call.cancellation.reason = Problem("CANCELLED", "the job was cancelled")
                 working.cancel()
                 await asyncio.wait([working], timeout=(call.clocks.grace_ms or 0) / 1000 + 3)
@@ -148,7 +153,8 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
 def _still_wanted(store: Store, job: Job) -> bool:
     """Write a heartbeat and return whether the job is still wanted. A busy store is no reason to stop."""
     with contextlib.suppress(Exception):
-        store.jobs.beat(job.id, wall_time(), attempt=job.attempt)
+        with contextlib.suppress(StoreBusy):
+            store.jobs.beat(job.id, wall_time(), attempt=job.attempt, wait_ms=0)
         current = store.jobs.get(job.id)
         return current is not None and current.attempt == job.attempt and current.cancel_requested_at is None
     return True
@@ -185,7 +191,8 @@ class JobListener(CommandListener):
         try:
             with control_of(self.call).person_wait(ASK_LIMIT_MS) as limit_ms:
                 async with asyncio.timeout(limit_ms / 1000):
-                    jobs.ask(job.id, key, {"method": method, "params": params}, attempt=job.attempt)
+                    request = {"method": method, "params": params}
+                    await asyncio.to_thread(jobs.ask, job.id, key, request, attempt=job.attempt)
                     while True:
                         await asyncio.sleep(BEAT_S)
                         current = jobs.get(job.id)
@@ -202,14 +209,15 @@ class JobListener(CommandListener):
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         self._latest = _in_whole_numbers(max(done, 0), total, self.redact(unit))
         if monotonic_ns() - self._written_ns >= PROGRESS_NS:
-            self.write_progress()
+            self.write_progress(wait_ms=0)
 
-    def write_progress(self) -> None:
+    def write_progress(self, *, wait_ms: int | None = None) -> None:
         if self._latest is None:
             return
         self._written_ns = monotonic_ns()
         with contextlib.suppress(Exception):  # a failure must not end the work
-            self._store.jobs.progress(self._job.id, *self._latest, wall_time(), attempt=self._job.attempt)
+            attempt = self._job.attempt
+            self._store.jobs.progress(self._job.id, *self._latest, wall_time(), attempt=attempt, wait_ms=wait_ms)
             self._latest = None
 
 

@@ -252,7 +252,15 @@ class Jobs(Table):
         return job if job is not None and job.state is JobState.RUNNING and job.runner == runner else None
 
     def progress(
-        self, id: str, done: int, total: int | None, unit: str | None, now: WallTime, *, attempt: int | None = None
+        self,
+        id: str,
+        done: int,
+        total: int | None,
+        unit: str | None,
+        now: WallTime,
+        *,
+        attempt: int | None = None,
+        wait_ms: int | None = None,
     ) -> None:
         """Record progress: `done` never decreases, total and unit stay until replaced.
 
@@ -269,6 +277,7 @@ class Jobs(Table):
             f"heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}",
             (done, now, done, done, total, unit, now, id, attempt),
             durable=False,
+            wait_ms=wait_ms,
         )
 
     def beat(self, id: str, now: WallTime, *, attempt: int | None = None, wait_ms: int | None = None) -> bool:
@@ -276,9 +285,9 @@ class Jobs(Table):
         query = f"UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
         return self._execute(query, (now, id, attempt), durable=False, wait_ms=wait_ms) > 0
 
-    def request_cancel(self, id: str, now: WallTime) -> Job | None:
+    def request_cancel(self, id: str, now: WallTime, *, wait_ms: int | None = None) -> Job | None:
         """Record a request to cancel the job, unless it has ended, and return it. The first request counts."""
-        with self._database.write() as transaction:
+        with self._database.write(wait_ms=wait_ms) as transaction:
             transaction.execute(
                 "UPDATE jobs SET cancel_requested_at = ? "
                 "WHERE id = ? AND ended_at IS NULL AND cancel_requested_at IS NULL",

@@ -77,7 +77,6 @@ from .step_log import OnStepOutput, RunLogs
 from .step_renderer import StepFailed, StepRenderer
 from .step_try import record_skipped_span, trace_steps
 
-
 # How long a record waits for a store that others keep busy: until the run's work has to end, and without a deadline so
 # long. A process that was stopped inside a transaction exhausts this.
 PATIENCE_MS = 600_000
@@ -564,14 +563,17 @@ class _Run:
         notice = self._find_notice(envelope)
         if command and isinstance(envelope.data, dict):
             envelope.data["rerun_command"] = command
-        end = partial(runs.end, run_id, owes_notice=notice is not None)
+
+        async def write_end(shown: dict[str, object]) -> None:
+            end = partial(runs.end, run_id, shown, wall_time(), owes_notice=notice is not None)
+            await _write_patiently(end, lambda waited_ms: self._is_over(scheduler))
+
         try:
             try:
-                await _write_patiently(partial(end, envelope.to_dict(), wall_time()), lambda _: self._is_over(scheduler))
+                await write_end(envelope.to_dict())
             except ValueError as error:  # together the outputs are too long for one value
                 envelope.warnings.append(warning("NOT_WRITTEN_DOWN", f"the outputs in the end of the run: {error}"))
-                end = partial(end, _without_outputs(envelope), wall_time())
-                await _write_patiently(end, lambda _: self._is_over(scheduler))
+                await write_end(_without_outputs(envelope))
         except Failure as failure:
             if isinstance(ended_by, StoreError) and envelope.error is not None:
                 hint = f"once the store can be written to, `shotclock run --resume {run_id}` continues or ends the run"
