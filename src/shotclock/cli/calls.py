@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from operator import itemgetter
 
 from ..core.clocks import WallTime
@@ -10,8 +11,9 @@ from ..core.value_types import as_dict
 from ..process.clock import wall_time
 from ..process.kernel import can_see, is_alive
 from ..runtime.call import Outcome
+from ..store.call_spool import take_in
 from ..store.calls import CallFilter, LoggedCall
-from ..store.store import Store
+from ..store.store import Store, read_retention
 from .parser import Subcommand, duration, flag, number_between, option
 from .subcommand import JSON, looks, timeout_option
 
@@ -31,6 +33,7 @@ def _list_calls(
     began = None if since is None else WallTime(max(0, wall_time().ms - since))
     wanted = CallFilter(server, tool, failed, timeouts, began)
     with Store.open() as store:
+        take_in(store, read_retention(os.environ).calls, wait_ms=None)
         found = store.calls.look(wanted, 0 if running else limit + 1, is_alive, slowest=slowest)
     now = wall_time()
     rows = [] if failed or timeouts else found.describe_open(now, can_see)

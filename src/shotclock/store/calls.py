@@ -145,12 +145,14 @@ class Calls(Table):
         keep: int,
         opened: Sequence[OpenCall] = (),
         closed: Sequence[tuple[ProcessIdentity, int]] = (),
+        *,
+        wait_ms: int | None = 0,
     ) -> None:
         """Record calls and delete all but the newest `keep` that have ended; 0 is no limit.
 
-        `closed` names open calls that have ended. Raises StoreBusy instead of waiting.
+        `closed` names open calls that have ended. Raises StoreBusy instead of waiting. `wait_ms`: see Database.write.
         """
-        with self._database.write(durable=False, wait_ms=0) as transaction:
+        with self._database.write(durable=False, wait_ms=wait_ms) as transaction:
             _insert(transaction, _CALLS, "calls", calls)
             transaction.executemany(_FORGET_OPEN, [*closed, *((call.holder, call.number) for call in opened)])
             _insert(transaction, _OPEN_CALLS, "open_calls", opened)

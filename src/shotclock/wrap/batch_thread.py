@@ -26,10 +26,10 @@ class BatchThread:
     def __init__(self, name: str, write: Callable[[], bool], has_more: Callable[[], bool]) -> None:
         self.lock: threading.Lock = threading.Lock()
         self.is_closing: bool = False
+        self.gives_up: bool = False  # the next attempt is the last
         self.problem: str = ""  # why the thread could not be started
         self._name, self._write, self._has_more = name, write, has_more
         self._wake = threading.Event()
-        self._gives_up = False
         self._thread: threading.Thread | None = None
 
     def ensure_started(self, *, is_urgent: bool = False) -> None:
@@ -58,7 +58,7 @@ class BatchThread:
         if thread is None:
             return True
         thread.join(limit_s)
-        self._gives_up = True
+        self.gives_up = True
         return not thread.is_alive()
 
     def _write_all(self) -> None:
@@ -71,7 +71,7 @@ class BatchThread:
                 if not self._has_more():
                     self._thread = None
                     return
-            if self._gives_up:
+            if self.gives_up:
                 return
             if not is_done_with:
                 pause(BUSY_PAUSE_S)

@@ -1,11 +1,13 @@
 """The log of calls: written to the store in batches, by a thread that lives only while there are calls to write.
 
-The loop of the front never waits for the store. What the store does not accept in time is dropped and counted. A call
-that lasts is written at once as an open one, and replaced as soon as it has ended.
+The loop of the front never waits for the store. What the store does not accept in time is kept in files beside it, and
+added by the next process that records or lists calls. A call that lasts is written at once as an open one, and replaced
+as soon as it has ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import deque
@@ -23,11 +25,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..store.calls import LoggedCall, OpenCall
 
-# So many waiting calls are written at once, without waiting for more.
+# So many waiting calls are written at once, without waiting for more; to a file, if others keep the store locked.
 LARGE_BATCH = 2_000
-# A store that others keep locked for long exhausts this.
+# A burst that is faster than the disk exhausts this.
 MOST_WAITING = 4_000
-# The last calls, at the end of the process.
+# The last calls, at the end of the process; after the first limit they are written to a file.
 CLOSE_LIMIT_S = 1.0
 LAST_ATTEMPT_S = 0.5
 LONGEST_NAME = 200
@@ -118,21 +120,31 @@ class CallLog:
         """Write calls to the store. Return whether they are done with: written, or dropped because it is unusable."""
         try:
             with importing:  # here: SQLite takes time and memory that a server without calls does not need
+                from ..store.call_spool import CallBatch, keep_for_later, take_in
+                from ..store.home import StoreBusy, state_home
                 from ..store.store import Store, prune_in_passing, read_retention
-            calls = [self._ended_call(at, ended) for at, ended in batch.ended]
-            opened = [self._open_call(request) for request in batch.opened.values()]
+            calls = tuple(self._ended_call(at, ended) for at, ended in batch.ended)
+            opened = tuple(self._open_call(request) for request in batch.opened.values())
             numbers = {ended.number for _, ended in batch.ended if ended.number} | batch.closed
-            closed = [(this_process(), number) for number in numbers]
-            with Store.open() as store:
-                store.calls.add(calls, read_retention(os.environ).calls, opened, closed)
+            written = CallBatch(this_process(), calls, opened, tuple(numbers))
+            keep = read_retention(os.environ).calls
+            try:
+                with Store.open() as store:
+                    written.add_to(store, keep)
+                    with self._thread.lock:
+                        self._closed -= batch.closed
+                    with contextlib.suppress(StoreBusy):  # the next batch tries again
+                        take_in(store, keep)
+                    prune_in_passing(store, os.environ, wall_time(), is_alive)
+            except StoreBusy:
+                if not self._thread.gives_up and len(calls) < LARGE_BATCH:
+                    return False
+                keep_for_later(state_home(os.environ), written)
                 with self._thread.lock:
                     self._closed -= batch.closed
-                prune_in_passing(store, os.environ, wall_time(), is_alive)
             return True
         except Failure as failure:
             self._problem = str(failure)
-            if failure.code == "STORE_BUSY":
-                return False
         except Exception as error:  # a bug of ours must not end the log
             self._problem = f"{type(error).__name__}: {error}"
         with self._thread.lock:
