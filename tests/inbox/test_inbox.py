@@ -41,6 +41,7 @@ from tests.inbox.work import (  # fmt: skip
     until,
     wall_now,
 )
+from tests.store.locked import LONG_S, held
 
 EXPIRED, PENDING = ProposalStatus.EXPIRED, ProposalStatus.PENDING
 
@@ -138,6 +139,33 @@ def test_what_is_too_old_goes_when_the_inbox_has_run_for_a_while_or_ends(home: P
                 await asyncio.sleep(0.01)
 
     bounded(long_lived)
+
+
+@pytest.mark.slow
+def test_proposals_decisions_and_outcomes_wait_while_the_store_is_locked_for_twelve_seconds(home: Path):
+    async def work():
+        async with opened(home) as inbox, opened(home) as elsewhere:
+            before = await inbox.propose(operation(), AGENT)
+            waiting = asyncio.create_task(inbox.wait(before.id, 60_000))
+            with held(home) as enough:
+                began = time.monotonic()
+                proposing = asyncio.create_task(inbox.propose(question(), AGENT))
+                deciding = asyncio.create_task(elsewhere.decide(before.id, APPROVE, ANN))
+                await asyncio.to_thread(enough.wait, LONG_S - 1)
+                assert not (proposing.done() or deciding.done()) and time.monotonic() - began >= LONG_S - 1.1
+                await asyncio.wait([proposing, deciding], timeout=WITHIN_S)
+                assert (await waiting).status is ProposalStatus.APPROVED
+                made = await proposing
+            assert await inbox.use(before.id, before.action_hash)
+            with held(home, for_s=1.0):
+                inbox.record_outcome(before.id, None)
+        async with opened(home) as later:
+            done = await later.get(before.id)
+            assert done.outcome is not None and done.outcome.ok
+            assert [each.id for each in await later.list(status=PENDING)] == [made.id]
+            assert await later.verify_audit() == []
+
+    bounded(work, 90)
 
 
 def test_nobody_answers_and_the_proposal_remains_queued(home: Path):
