@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.app.conftest import Home, lines_of, wait_for, warning_codes
+from tests.store.locked import LONG_S, held
+from tests.wall_clock import HOUR_MS, WallClock
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
@@ -191,3 +193,34 @@ app()
     assert program.envelope("flood", code=0)["data"] == {"result": "done"}
     kept = sum(path.stat().st_size for path in (home.path / "jobs").iterdir())
     assert 0 < kept < 3_000_000
+
+
+def test_a_second_attempt_has_what_the_first_left_of_the_limit_also_if_the_clock_was_set_back(
+    tool: Any, tmp_path: Path, home: Home
+):
+    program, clock = tool("long.py"), WallClock(tmp_path / "clock")
+    words = ["count", tmp_path, "1000", "--timeout", "8s", "--pause", "0.05"]
+    shown = program.envelope(*words, "--budget", "2500ms", code=14, env=clock.environment)
+    wait_for(lambda: home.job().used_ms > 2_000, "a recorded sign of life")
+    used_ms = home.job().used_ms
+    os.kill(home.runner(), signal.SIGKILL)
+    clock.move(-HOUR_MS)
+    began = time.monotonic()
+    envelope = program.envelope(*words, code=10, env=clock.environment, timeout=60)
+    assert envelope["meta"]["job_id"] == shown["data"]["job_id"] and home.job().attempt == 2
+    assert time.monotonic() - began < (8_000 - used_ms) / 1000 + 4, "with the start of three programs"
+    assert envelope["error"]["code"] == "TIMEOUT" and envelope["error"]["context"]["clock"]["limit_ms"] == 8_000
+    assert envelope["meta"]["duration_ms"] >= 8_000, "of all attempts"
+
+
+def test_a_job_that_ends_while_the_store_is_locked_for_twelve_seconds_is_delivered_whole(
+    tool: Any, tmp_path: Path, home: Home
+):
+    running = tool("long.py").start("count", tmp_path, "30")
+    wait_for(lambda: len(counted(tmp_path)) > 5, "some progress")
+    with held(home.path) as enough:
+        enough.wait(LONG_S)
+    ran = running.ends(within_s=40)
+    assert ran.code == 0 and ran.json()["data"]["counted"] == 30
+    job = home.job()
+    assert job.attempt == 1 and (job.progress_done, job.delivered_at is None) == (30, False)

@@ -326,9 +326,9 @@ def fill(store: Store, count: int) -> None:
         connection.executemany("INSERT INTO n VALUES (?)", ((i,) for i in range(count)))
         connection.execute(
             "INSERT INTO jobs (id, key, app, command, arguments, cwd, program, tool_version, spec, state, attempt, "
-            "created_at, attempt_at, max_lifetime_ms, idle_timeout_ms, ended_at) "
+            "created_at, attempt_at, max_lifetime_ms, idle_timeout_ms, ended_at, used_ms) "
             "SELECT printf('%08x', i), 'k' || i, 'app' || (i % 10), 'c', '{}', '/', '{}', '1', '{}', "
-            "iif(i % 1000, 'finished', 'starting'), 1, i, i, 1, 1, iif(i % 1000, i, NULL) FROM n"
+            "iif(i % 1000, 'finished', 'starting'), 1, i, i, 1, 1, iif(i % 1000, i, NULL), 0 FROM n"
         )
 
 

@@ -72,6 +72,19 @@ def test_asking_again_with_the_same_token_keeps_the_place_and_its_age(store: Sto
     assert isinstance(acquire(store, "b"), Lock)
 
 
+def test_a_clock_that_is_set_back_prolongs_no_lease_beyond_what_was_left_of_it_when_the_store_saw_it_last(
+    store: Store,
+):
+    hour_ms = 3_600_000
+    acquire(store, "a", lease_ms=100_000)
+    acquire(store, "other", name="m", lease_ms=50_000, now=NOW + 60_000)
+    back = NOW - hour_ms
+    assert isinstance(acquire(store, "b", now=back), Lock)
+    assert [lock.expires_at for lock in store.locks.list()] == [back + 40_000, back + 50_000]
+    assert isinstance(acquire(store, "b", now=back + 39_999), Lock), "moved once"
+    assert acquire(store, "b", now=back + 40_000) is None
+
+
 def test_a_lease_that_ran_out_may_be_taken_over_from_the_living_unless_it_was_renewed(store: Store):
     acquire(store, "a", lease_ms=100)
     assert isinstance(acquire(store, "b", now=NOW + 99), Lock)

@@ -279,6 +279,29 @@ def test_the_one_that_was_made_last_answers_though_the_clock_was_set_back(store:
     assert propose(store, key="k", now=NOW - 400) == (second, False)
 
 
+def test_a_clock_that_is_set_back_prolongs_no_proposal_and_no_unused_approval(store: Store):
+    hour_ms, ask = 3_600_000, replace(ASK, policy=Policy(ttl_ms=300_000))
+    waiting, _ = propose(store, ask, key="1")
+    approved, _ = propose(store, ask, key="2")
+    store.proposals.decide(approved.id, APPROVE, "ann", NOW + 100_000)
+    back = NOW - hour_ms
+    assert store.proposals.end_due(back), "it looks at once, not when they are due"
+    ends = {id: store.proposals.get(id).expires_at for id in (waiting.id, approved.id)}
+    assert ends == dict.fromkeys(ends, back + 200_000), "what was left when the store saw them last"
+    assert not store.proposals.end_due(back + 199_999), "moved once"
+    assert propose(store, ask, key="2", now=back + 199_999)[0].id == approved.id
+    assert propose(store, ask, key="2", now=back + 200_000)[1], "the approval is not valid any more"
+    assert store.proposals.end_due(back + 200_000)
+    assert store.proposals.get(waiting.id).status is ProposalStatus.EXPIRED
+    assert actions(store)[3:] == ["moved", "moved", "proposed", "expired"]
+
+
+def test_a_writer_that_waited_for_others_moves_nothing(store: Store):
+    made, _ = propose(store, replace(ASK, policy=Policy(ttl_ms=300_000)), now=NOW)
+    assert not store.proposals.end_due(NOW - 30_000)
+    assert store.proposals.get(made.id) == made
+
+
 # --- limits -----------------------------------------------------------------------------------------
 
 

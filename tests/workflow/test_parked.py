@@ -156,9 +156,9 @@ def test_a_run_is_not_parked_between_the_end_of_a_step_and_the_begin_of_its_foll
 ) -> None:
     write = run._write
 
-    async def write_slowly(writing: Callable[..., None]) -> None:
+    async def write_slowly(writing: Callable[..., object], *more: Any) -> None:
         await asyncio.sleep(0.1)
-        await write(writing)
+        await write(writing, *more)
 
     monkeypatch.setattr(run, "_write", write_slowly)
     text = """

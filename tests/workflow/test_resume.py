@@ -1,10 +1,12 @@
 """Runs that are cut off by SIGKILL go on where they were, with the deadline they had."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,6 +20,8 @@ import pytest
 from shotclock.core.clocks import WallTime
 from shotclock.store.store import Store
 from shotclock.workflow.run import resume
+from tests.store.work import appears
+from tests.wall_clock import HOUR_MS, WallClock
 
 pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
@@ -65,6 +69,39 @@ def finished(home: Path, *words: str) -> dict[str, Any]:
     with open(out, "wb") as file:
         subprocess.run(argv, env=env, stdout=file, stderr=subprocess.DEVNULL, timeout=RUN_LIMIT_S)
     return json.loads(out.read_bytes())
+
+
+LONG = "timeout: 6s\nsteps: {long: {exec: 'touch begun; sleep 30', idempotent: true}}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_same_boot", [True, False])
+def test_a_run_that_is_resumed_after_the_clock_was_set_back_has_no_more_time_than_the_store_saw_it_leave(
+    tmp_path: Path, is_same_boot: bool
+) -> None:
+    home, flow, clock = tmp_path / "home", tmp_path / "flow.yaml", WallClock(tmp_path / "clock")
+    flow.write_text(LONG)
+    argv, env = command(home, str(flow), "--run-id", "r")
+    began = time.monotonic()
+    with subprocess.Popen(argv, env={**clock.environment, **env, "PYTHONPATH": clock.environment["PYTHONPATH"]}) as run:
+        appears(tmp_path / "begun")
+        time.sleep(2.0)
+        run.kill()
+    if not is_same_boot:
+        with contextlib.closing(sqlite3.connect(home / "shotclock.db")) as store, store:
+            store.execute("UPDATE runs SET began_on = 'another-boot 1'")
+    clock.move(-HOUR_MS)
+    argv, _ = command(home, "--resume", "r", "--json")
+    resumed_at = time.monotonic()
+    ran = subprocess.run(argv, env={**clock.environment, "SHOTCLOCK_HOME": str(home)}, capture_output=True, timeout=60)
+    envelope = json.loads(ran.stdout)
+    assert envelope["error"]["code"] == "TIMEOUT"
+    took_s = time.monotonic() - (began if is_same_boot else resumed_at)
+    assert took_s < 6 + 3, "with the start of two programs"
+    with Store.open(home) as store:
+        recorded = store.runs.get("r")
+    assert recorded is not None and recorded.deadline_at is not None
+    assert recorded.deadline_at - recorded.created_at == 6_000 and recorded.ended_at >= recorded.created_at
 
 
 def wide(steps: int) -> str:

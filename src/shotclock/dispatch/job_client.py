@@ -191,7 +191,7 @@ class JobClient:
         if not job.is_active:
             is_lost = job.envelope is None
         elif job.state is JobState.STARTING:
-            is_lost = wall_time() - job.attempt_at >= STARTING_LIMIT_MS
+            is_lost = abs(wall_time() - job.attempt_at) >= STARTING_LIMIT_MS  # or the clock was set back
             is_lost = is_lost or (is_abandoned(job) and not is_enrolled(runners_folder(str(self._store.home)), job_id))
         else:
             is_lost = job.runner is None or not is_alive(job.runner)

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core.catalogue import Catalogue
 from ..core.client_forms import check_capabilities
-from ..core.clocks import Clocks, format_duration
+from ..core.clocks import NS_PER_MS, Clocks, format_duration
 from ..core.envelope import Envelope, Problem, Warning_, shorten
 from ..core.errors import Ending, Failure
 from ..core.overtime import ObserverKind
@@ -123,13 +123,15 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)))
         if (caller := job.spec.get("caller")) is not None:
             call.request = CallRequest(job.command, job.arguments, caller=Caller(**caller))
+        if job.used_ms:  # by earlier attempts, which have the same limit
+            call.count_from(call.started_ns - job.used_ms * NS_PER_MS)
         running_runs[job.id] = listener.call = call
         working = asyncio.ensure_future(runtime.finish(call, listener))
         stopped = asyncio.Event()  # by a caller whose request the store did not take
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
         while not working.done():  # bounded by the work's own clocks
             await asyncio.wait([working], timeout=BEAT_S)
-            if stopped.is_set() or not _still_wanted(store, job):
+            if stopped.is_set() or not _still_wanted(store, job, (monotonic_ns() - call.started_ns) // NS_PER_MS):
                 call.cancellation.reason = Problem("CANCELLED", "the job was cancelled")
                 working.cancel()
                 await asyncio.wait([working], timeout=(call.clocks.grace_ms or 0) / 1000 + 3)
@@ -150,11 +152,11 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     return envelope
 
 
-def _still_wanted(store: Store, job: Job) -> bool:
+def _still_wanted(store: Store, job: Job, used_ms: int) -> bool:
     """Write a heartbeat and return whether the job is still wanted. A busy store is no reason to stop."""
     with contextlib.suppress(Exception):
         with contextlib.suppress(StoreBusy):
-            store.jobs.beat(job.id, wall_time(), attempt=job.attempt, wait_ms=0)
+            store.jobs.beat(job.id, wall_time(), attempt=job.attempt, used_ms=used_ms, wait_ms=0)
         current = store.jobs.get(job.id)
         return current is not None and current.attempt == job.attempt and current.cancel_requested_at is None
     return True

@@ -397,7 +397,8 @@ class Inbox:
 
     def _look(self, proposal_id: str) -> Proposal | None:
         proposal = self._proposals.get(proposal_id)
-        if proposal is not None and proposal.is_due(wall_time()):
+        now = wall_time()
+        if proposal is not None and (proposal.is_due(now) or now < proposal.created_at):  # the clock was set back
             self._end_due()
             return self._proposals.get(proposal_id)
         return proposal

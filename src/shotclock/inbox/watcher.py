@@ -110,13 +110,14 @@ class Watcher:
         idle_looks = 0
         due_at: WallTime | None = None
         is_due_read = False
+        now = wall_time()
         while True:
-            pause_s = LOOK_S
+            pause_s, before = LOOK_S, now
             with suppress(Failure):  # a busy or broken store: waiters have deadlines of their own, and we look again
                 if not is_due_read:
                     due_at, is_due_read = feed.next_due_at(), True
                 now = wall_time()
-                if due_at is not None and now >= due_at:
+                if due_at is not None and (now >= due_at or now < before):  # or the clock was set back
                     is_due_read = False
                     if self._proposals.end_due(now):
                         self._on_expiry()

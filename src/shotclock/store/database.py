@@ -66,6 +66,10 @@ APPLICATION_ID = 0x53484F54
 # of its record. SQLite would accept a gigabyte, and hold the writer's lock meanwhile.
 LONGEST_JSON = 400_000_000
 
+# A time that is this much before one in the store shows that the clock was set back. A writer reads the clock before it
+# waits for others, so a smaller difference shows nothing.
+CLOCK_SLACK_MS = 60_000
+
 Column = str | int | bytes | None
 
 _FORKED = "the store was in use when this process was forked, and can only be opened after an exec"
@@ -104,7 +108,7 @@ _torn = False  # this process was forked while another thread was opening some s
 
 
 # Of the tables in schema.py, to be raised with every change of them. 1 to 11 were never released.
-VERSION = 15
+VERSION = 16
 
 
 @value

@@ -22,7 +22,7 @@ from typing import Any
 
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Table, Transaction, check_count, decode_process, json_text
+from .database import CLOCK_SLACK_MS, Table, Transaction, check_count, decode_process, json_text
 from .rows import RowMapper
 
 
@@ -201,7 +201,19 @@ class Locks(Table):
         expires_at = None if lease_ms is None else now + check_count(lease_ms, "lease_ms")
         # A waiting caller retries often. A look that ends in a conflict does not delay writers.
         with self._database.read() as transaction:
-            locks = _of_name(transaction, name)
+            locks, is_set_back = _of_name(transaction, name), _set_back_ms(transaction, now) > 0
+        if is_set_back:
+            self._set_back(now)
+            return self.acquire(
+                name,
+                slots=slots,
+                holder=holder,
+                label=label,
+                token=token,
+                now=now,
+                is_alive=is_alive,
+                lease_ms=lease_ms,
+            )
         in_the_way, _ = _weigh(locks, slots, token, now, is_alive)
         if in_the_way is not None:
             return in_the_way
@@ -219,6 +231,13 @@ class Locks(Table):
                 transaction.execute("UPDATE locks SET expires_at = ? WHERE token = ?", (expires_at, token))
         return None
 
+    def _set_back(self, now: WallTime) -> None:
+        """Move the leases as the clock was set back, so that none lasts longer."""
+        with self._database.write(durable=False) as transaction:
+            by_ms = _set_back_ms(transaction, now)
+            query = "UPDATE locks SET acquired_at = acquired_at - ?, expires_at = expires_at - ?"
+            transaction.execute(query, (by_ms, by_ms))
+
     def release(self, token: str) -> bool:
         """Release the slot of this token and return whether it was held."""
         return self._execute("DELETE FROM locks WHERE token = ?", (token,), durable=False) > 0
@@ -229,6 +248,12 @@ class Locks(Table):
             if name is not None:
                 return _of_name(transaction, name)
             return tuple(_LOCKS.list(transaction, "ORDER BY seq"))
+
+
+def _set_back_ms(transaction: Transaction, now: WallTime) -> int:
+    """Return by how much the clock was set back since the last lock was taken; 0 if it was not."""
+    (last_at,) = transaction.execute("SELECT coalesce(max(acquired_at), 0) FROM locks").fetchone()
+    return last_at - now.ms if last_at - now.ms > CLOCK_SLACK_MS else 0
 
 
 def _weigh(

@@ -71,6 +71,8 @@ class Job:
     ended_at: WallTime | None = None
     envelope: dict[str, Any] | None = None
     delivered_at: WallTime | None = None
+    used_ms: int = 0
+    """How long its attempts have worked, by their own clocks, until the last sign of life."""
 
     @property
     def is_active(self) -> bool:
@@ -280,10 +282,18 @@ class Jobs(Table):
             wait_ms=wait_ms,
         )
 
-    def beat(self, id: str, now: WallTime, *, attempt: int | None = None, wait_ms: int | None = None) -> bool:
-        """Record a sign of life and return whether the job is still active. Does not wait for the disk."""
-        query = f"UPDATE jobs SET heartbeat_at = ? WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
-        return self._execute(query, (now, id, attempt), durable=False, wait_ms=wait_ms) > 0
+    def beat(
+        self, id: str, now: WallTime, *, attempt: int | None = None, used_ms: int = 0, wait_ms: int | None = None
+    ) -> bool:
+        """Record a sign of life and return whether the job is still active. Does not wait for the disk.
+
+        `used_ms`: how long its attempts have worked. `wait_ms`: see Database.write.
+        """
+        query = (
+            "UPDATE jobs SET heartbeat_at = ?, used_ms = max(used_ms, ?) "
+            f"WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
+        )
+        return self._execute(query, (now, used_ms, id, attempt), durable=False, wait_ms=wait_ms) > 0
 
     def request_cancel(self, id: str, now: WallTime, *, wait_ms: int | None = None) -> Job | None:
         """Record a request to cancel the job, unless it has ended, and return it. The first request counts."""

@@ -40,7 +40,7 @@ from ..core.proposal import (
 )
 from ..core.value_types import replace, value
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
-from .database import Database, Table, Transaction, check_count, decode_text, json_text
+from .database import CLOCK_SLACK_MS, Database, Table, Transaction, check_count, decode_text, json_text
 from .rows import RowMapper, insert_row, update_row
 
 # Proposals that one transaction expires or reminds of.
@@ -100,6 +100,7 @@ class Proposals(Table):
         """
         texts = [json_text(to_json(new.ask)) for new in asked]
         with self._database.write() as transaction:
+            _follow_clock(transaction, now)
             pairs = zip(asked, texts, strict=True)
             return [_attach_or_create(transaction, new, text, now, limits) for new, text in pairs]
 
@@ -201,6 +202,7 @@ class Proposals(Table):
     ) -> Proposal:
         """Change a proposal by `step`, which may raise Failure, and append an entry with these details."""
         with self._database.write() as transaction:
+            _follow_clock(transaction, now)
             proposal = _get(transaction, id)
             if proposal is None:
                 raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
@@ -224,14 +226,15 @@ class Proposals(Table):
     def end_due(self, now: WallTime) -> bool:
         """Expire proposals past their end, and remind of those close to it. Return whether anything changed."""
         with self._database.read() as transaction:  # mostly there is nothing to do, and no reason to block writers
-            next_due_at = _next_due_at(transaction)
-        if next_due_at is None or now < next_due_at:
+            next_due_at, is_set_back = _next_due_at(transaction), _set_back_ms(transaction, now) > 0
+        if next_due_at is None or (now < next_due_at and not is_set_back):
             return False
         due_query = "SELECT id, expires_at FROM proposals WHERE status = 'pending' AND expires_at <= ? LIMIT ?"
         remind_query = "SELECT id, expires_at FROM proposals WHERE remind_at <= ? AND expires_at > ? LIMIT ?"
         more = True
         while more:
             with self._database.write() as transaction:
+                _follow_clock(transaction, now)
                 due = transaction.execute(due_query, (now, AT_ONCE)).fetchall()
                 to_remind = transaction.execute(remind_query, (now, now, AT_ONCE)).fetchall()
                 for id, expires_at in due:
@@ -487,6 +490,26 @@ def _append(transaction: Transaction, now: WallTime, action: str, id: str, by: s
 
 def _row_digest(transaction: Transaction, id: str) -> str:
     return digest_of_row(transaction.execute(f"SELECT {_ROW} FROM proposals WHERE id = ?", (id,)).fetchone())
+
+
+def _set_back_ms(transaction: Transaction, now: WallTime) -> int:
+    """Return by how much the clock was set back since the last entry of the audit trail; 0 if it was not."""
+    row = transaction.execute("SELECT at FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
+    by_ms = 0 if row is None else row[0] - now.ms
+    return by_ms if by_ms > CLOCK_SLACK_MS else 0
+
+
+def _follow_clock(transaction: Transaction, now: WallTime) -> None:
+    """Move the ends of proposals and of unused approvals as the clock was set back, so that none lasts longer."""
+    if not (by_ms := _set_back_ms(transaction, now)):
+        return
+    is_valid = "status = 'pending' OR (status IN ('approved', 'modified') AND used_at IS NULL AND expires_at > ?)"
+    query = f"SELECT id, expires_at, remind_at FROM proposals WHERE expires_at < ? AND ({is_valid})"
+    for id, expires_at, remind_at in transaction.execute(query, (LATEST_MS, now)).fetchall():
+        moved = {"expires_at": max(0, expires_at - by_ms), "remind_at": remind_at and max(0, remind_at - by_ms)}
+        update_row(transaction, "proposals", {"seq": next_seq(transaction), **moved}, id)
+        details = {"expires_at": WallTime(moved["expires_at"]).iso(), "clock_set_back_ms": by_ms}
+        _append(transaction, now, "moved", id, THE_CLOCK, details)
 
 
 def _next_due_at(transaction: Transaction) -> WallTime | None:

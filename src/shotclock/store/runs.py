@@ -63,6 +63,8 @@ class StoredRun:
     """The ended run that it continues."""
     rerun: dict[str, Any] | None = None
     """What it kept of that run, and what runs again."""
+    began_on: str = ""
+    """The boot and the monotonic nanoseconds at which it began, which no change of the wall clock moves."""
 
 
 @value
@@ -157,6 +159,19 @@ class Runs(Table):
             transaction.execute("UPDATE runs SET holder = ?, parked_at = NULL WHERE id = ?", (holder, run_id))
             transaction.execute("UPDATE group_places SET holder = ? WHERE run = ?", (holder, run_id))
             return _get(transaction, run_id)
+
+    def last_seen_at(self, run_id: str) -> WallTime:
+        """Return the time of the last record of a step, or 0."""
+        with self._database.read() as transaction:
+            query = "SELECT coalesce(max(changed_at), 0) FROM steps WHERE run = ?"
+            return WallTime(transaction.execute(query, (run_id,)).fetchone()[0])
+
+    def set_back(self, run_id: str, by_ms: int) -> None:
+        """Move the times of a run that has not ended as the wall clock was moved."""
+        with self._database.write() as transaction:
+            query = "UPDATE runs SET created_at = created_at - ?, deadline_at = deadline_at - ? WHERE id = ?"
+            transaction.execute(query, (by_ms, by_ms, run_id))
+            transaction.execute("UPDATE steps SET changed_at = changed_at - ? WHERE run = ?", (by_ms, run_id))
 
     def park(self, run_id: str, holder: ProcessIdentity, now: WallTime) -> None:
         """Record that the run has no process until it is taken up again."""

@@ -82,6 +82,7 @@ from .step_try import record_skipped_span, trace_steps
 PATIENCE_MS = 600_000
 # The same if steps are to be stopped, or the time is over; and at the end of the run, for the last records.
 HURRIED_WAIT_MS = 500
+CLOCK_SLACK_MS = 100  # a clock that is slewed differs by less
 LAST_WAIT_MS = 5_000
 
 
@@ -153,6 +154,7 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
         concurrency=group.record,
         rerun_of=None if request.rerun is None else request.rerun["of"],
         rerun=None if request.rerun is None else dict(request.rerun),
+        began_on=f"{this_process().boot_id} {call.started_ns}",
     )
     records = [StepRecord(state.id, state.status.value, state.to_record()) for state in request.recorded.values()]
     try:
@@ -190,6 +192,7 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
     run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
         return await answer_again(run, read_envelope(run.envelope), store, caller.environment)
+    run = await asyncio.to_thread(_follow_clock, run, store)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     workflow = await asyncio.to_thread(restore_secrets, run, workflow)
     _refuse_unset(workflow, caller.environment, states)
@@ -281,6 +284,21 @@ def _take_up(run_id: str, store: Store) -> StoredRun:
     if run is None:
         raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
     return run
+
+
+def _follow_clock(run: StoredRun, store: Store) -> StoredRun:
+    """Return a run whose times were moved if the wall clock was set back, so that it has not more time than it had."""
+    boot, _, began_ns = run.began_on.rpartition(" ")
+    if boot == this_process().boot_id:
+        used_ms = (monotonic_ns() - int(began_ns)) // NS_PER_MS
+    else:
+        used_ms = store.runs.last_seen_at(run.id).since_ms(run.created_at)
+    by_ms = used_ms - (wall_time() - run.created_at)
+    if by_ms < CLOCK_SLACK_MS:
+        return run
+    store.runs.set_back(run.id, by_ms)
+    deadline_at = None if run.deadline_at is None else run.deadline_at - by_ms
+    return replace(run, created_at=run.created_at - by_ms, deadline_at=deadline_at)
 
 
 def read_envelope(written: Mapping[str, Any]) -> Envelope:
@@ -698,6 +716,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     run = await asyncio.to_thread(_take_up, run_id, store)
     if run.envelope is not None:
         return read_envelope(run.envelope)
+    run = await asyncio.to_thread(_follow_clock, run, store)
     workflow, states = await asyncio.to_thread(read_record, run, store)
     for step_id, step in workflow.steps.items():
         if step_id in workflow.finally_ and refusal is None:
