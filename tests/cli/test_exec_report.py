@@ -1,5 +1,6 @@
 """What `shotclock exec` says on stderr at the end: what a pipeline asked for, by --report or SHOTCLOCK_REPORT."""
 
+import itertools
 import json
 import os
 import shlex
@@ -127,14 +128,19 @@ def test_json_on_stdout_leaves_no_report_to_ask_for(shotclock: Any):
 
 
 def test_with_too_few_descriptors_nothing_is_started_and_the_limit_is_named(tmp_path: Path):
-    for limit in (5, 8, 12):
+    begun, flow = tmp_path / "begun", tmp_path / "flow.yaml"
+    flow.write_text(f"steps: {{a: {{exec: touch {begun}}}}}\n")
+    words = [["exec", "--json", "--", "touch", str(begun)], ["run", str(flow), "--json"]]
+    for limit, command in itertools.product((5, 6, 8, 9, 10, 12), words):
         line = f'ulimit -n {limit} && exec "$@"'
         ran = subprocess.run(
-            ["sh", "-c", line, "sh", *SHOTCLOCK, "exec", "--json", "--", "touch", str(tmp_path / "begun")],
+            ["sh", "-c", line, "sh", *SHOTCLOCK, *command],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=30,
+            env={**os.environ, "SHOTCLOCK_HOME": str(tmp_path / "home")},
         )
+        assert b"Traceback" not in ran.stderr
         envelope = json.loads(ran.stdout)
         assert envelope["error"]["code"] == "SPAWN_FAILED" and envelope["meta"]["ending"] == "not_started", envelope
         assert "Too many open files" in envelope["error"]["message"]

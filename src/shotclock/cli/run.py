@@ -23,6 +23,7 @@ from ..core.visible_text import one_line, visible
 from ..inbox.access import Principal
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
+from ..process.foreground import check_descriptors
 from ..process.zygote import stop_early_zygote
 from ..runtime.call import Outcome
 from ..runtime.outcomes import outcome_of_error
@@ -90,6 +91,7 @@ class RunOptions:
     follow: tuple[str, ...] | None = None  # the steps whose output is printed; empty: all
 
 
+DESCRIPTORS_NEEDED = 10  # of the store, the loop and the first supervisor
 NAMED = 10  # failed steps in the last lines of a run
 SHORTEST_HEARTBEAT_MS = 1_000  # half of it is the time that a worker may be silent
 
@@ -174,6 +176,10 @@ def _make_findable() -> None:
 
 def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Outcome:
     raise_on_stop()
+    try:
+        check_descriptors(DESCRIPTORS_NEEDED)
+    except OSError as error:
+        raise Failure("SPAWN_FAILED", f"no step could be started: {error.strerror}") from None
     _make_findable()
     if options.output_file is not None:
         ensure_writable(options.output_file)  # before there is a result to lose

@@ -66,7 +66,10 @@ class TerminalSignals:
                 signal.signal(number, self._receive)
         self._continuing = kernel.ContinuingTimer()
         self._is_guarding = False
-        self._pipe = kernel.open_signal_pipe()
+        try:
+            self._pipe = kernel.open_signal_pipe()
+        except OSError:  # `start` finds too few descriptors as well, and starts nothing
+            self._pipe = -1, -1
         self.fd: int = self._pipe[0]
         self._keyboard_fd = -1
         self._blocked: set[signal.Signals] = set()
@@ -267,11 +270,11 @@ def run(
     return report
 
 
-def _check_descriptors() -> None:
+def check_descriptors(needed: int = _DESCRIPTORS_NEEDED) -> None:
     """Raise OSError where so few descriptors are left that the supervisor could not look after a command."""
     held: list[int] = []
     try:
-        for _ in range(_DESCRIPTORS_NEEDED):
+        for _ in range(needed):
             held.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
     finally:
         for fd in held:
@@ -295,7 +298,7 @@ def start(
         return CommandReport(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
     try:
-        _check_descriptors()
+        check_descriptors()
         control, theirs = ipc.pair()
     except OSError as error:
         return CommandReport(unstartable=("fork", error.errno or 0))

@@ -58,7 +58,8 @@ _early: list[tuple[socket.socket, int]] = []
 
 def start_zygote_early() -> None:
     """Start a clean zygote while this program still imports its own modules."""
-    _early.append(start_clean_zygote())
+    with contextlib.suppress(OSError):  # the run reports it
+        _early.append(start_clean_zygote())
 
 
 def stop_early_zygote() -> None:
