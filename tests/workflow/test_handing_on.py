@@ -107,14 +107,32 @@ def test_an_output_that_the_store_cannot_take_fails_its_step_alone(run: Run, mon
         """
         steps:
           much: {exec: "head -c 20000 /dev/zero | tr '\\\\0' x"}
+          user: {exec: wc -c, stdin: "{{ outputs.much }}", depends_on: much}
           many: {exec: "head -c 4000 /dev/zero | tr '\\\\0' x", for_each: [1, 2, 3, 4]}
           fine: {exec: echo fine}
         """
     )
-    assert statuses(envelope) == {"much": "failed", "many": "failed", "fine": "succeeded"}
+    assert statuses(envelope) == {"much": "failed", "user": "skipped", "many": "failed", "fine": "succeeded"}
     assert {step(envelope, name)["error"]["code"] for name in ("much", "many")} == {"OUTPUT_INVALID"}
     assert step(envelope, "much")["output"] is None, "a part of an output is shown, and never handed on"
     assert set(step(envelope, "much")["error"]["context"]["stdout"]) == {"x"}
+
+
+def test_a_step_that_prints_too_much_fails_only_where_something_may_use_its_output(run: Run) -> None:
+    flood = "head -c 61000000 /dev/zero | tr '\\\\0' x; echo the end"
+    envelope = run(f"""
+        steps: {{long: {{exec: "{flood}", timeout: 50s}}, after: {{exec: 'true', depends_on: long}}}}
+        """)
+    assert statuses(envelope) == {"long": "succeeded", "after": "succeeded"}
+    long = step(envelope, "long")
+    assert long["output"].endswith("xthe end\n") and len(long["output"]) < 5_000 and long["partial"]
+    notes = [each["message"] for each in long["warnings"] if each["code"] == "OUTPUT_TRUNCATED"]
+    assert any("nothing uses its output" in each for each in notes)
+    used = run(f"""
+        steps: {{long: {{exec: "{flood}", timeout: 50s}}}}
+        outputs: {{size: "{{{{ outputs.long | length }}}}"}}
+        """)
+    assert step(used, "long")["error"]["code"] == "OUTPUT_INVALID" and step(used, "long")["output"] is None
 
 
 def test_a_reference_alone_hands_on_the_value_and_text_around_it_is_limited(run: Run) -> None:

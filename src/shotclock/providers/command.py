@@ -131,8 +131,8 @@ def _with_written(result: StepResult, path: str) -> StepResult:
     try:
         values = read_output_file(path)
     except ValueError as wrong:
-        return replace(result, output=None, cut=str(wrong))
-    return replace(result, output=values, cut=None) if values else result
+        return replace(result, output=None, cut=str(wrong), is_long=False)
+    return replace(result, output=values, cut=None, is_long=False) if values else result
 
 
 def _make_result(envelope: Envelope) -> StepResult:
@@ -147,9 +147,8 @@ def _make_result(envelope: Envelope) -> StepResult:
     except OSError:
         written = b""
     if len(written) != total:
-        return StepResult(
-            envelope, cut=f"it printed {total} bytes, of which {len(written)} are in a file, and 60 MB are the most"
-        )
+        cut = f"it printed {total} bytes, of which {len(written)} are in a file, and 60 MB are the most"
+        return StepResult(envelope, cut=cut, is_long=True)
     with contextlib.suppress(OSError):
         os.unlink(data["stdout_file"])
     of_part = {"stream": "stdout"}

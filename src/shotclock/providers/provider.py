@@ -473,6 +473,7 @@ class StepResult:
     rewrite: Callable[[Envelope], Envelope] | None = None  # merges the envelope of a Shotclock server into the step's
     details: Mapping[str, Any] | None = None  # stored with the output: the model and its usage, `partial`
     cut: str | None = None  # why the output is incomplete. Such an output is never passed on
+    is_long: bool = False  # because it is too long
 
 
 class Provider(Protocol):

@@ -16,8 +16,8 @@ from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.value_types import field, value
 from ..providers.command import ToolStep
 from ..providers.provider import STEP_TYPES, Approval, Dependency, StepPart, StepRetry, duration_ms
-from .schema import WorkflowFile, calls_of
-from .templates import mentions
+from .schema import WorkflowFile, calls_of, texts_in
+from .templates import mentions, uses_mapping
 
 Groups = tuple[tuple[str, ...], ...]  # one step of every group: `["A", "B|C"]` means A, and B or C
 
@@ -353,6 +353,20 @@ def items_come_from(workflow: WorkflowFile, step: StepPart) -> list[str]:
         return []
     named = dict.fromkeys(name for group in groups_of(step.depends_on) for name in group)
     return [name for name in named if name in workflow.steps and workflow.steps[name].for_each is True]
+
+
+def is_output_used(workflow: WorkflowFile, step: StepPart, name: str) -> bool:
+    """Return whether anything may read the output of a step, beside the answer of the run."""
+    own = (step.fail_if, step.transform, step.output_schema, step.for_each)
+    if any(own) or is_per_item(workflow, step) or getattr(step, "output_format", "auto") == "json":
+        return True
+    if any(getattr(each, "prompt_file", None) for each in workflow.steps.values()):
+        return True  # a template that is not in the file
+    texts = [text for _, text in texts_in(workflow.model_dump(exclude_unset=True))]
+    mentioned = {each.name for text in texts for each in mentions(text)}
+    return name in mentioned or any(
+        uses_mapping(kind, text, workflow.steps) for kind in ("outputs", "steps") for text in texts
+    )
 
 
 def rounds_of(workflow: WorkflowFile, step: StepPart) -> int | None:

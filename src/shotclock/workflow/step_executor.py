@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.clocks import NS_PER_MS, WORK_CLOCKS, Clocks, Fired
-from ..core.envelope import Envelope
+from ..core.envelope import Envelope, warning
 from ..core.errors import Ending, Failure, SideEffects, effects_of_all
 from ..core.json_values import Read, as_plain, as_text, describe_value, read_json, read_printed, warn_of_kept
 from ..core.overtime import ObserverKind, OvertimeDecision, OvertimePolicy
@@ -32,6 +32,7 @@ from .kept_items import digest_of, match_items, record_finished
 from .lint import approved_files, inner_workflow
 from .plan import (
     groups_of,
+    is_output_used,
     items_come_from,
     most_tries,
     overtime_of,
@@ -270,7 +271,7 @@ class StepExecutor:
         envelope, data = result.envelope, result.envelope.data
         trouble: str | None = None
         kept: tuple[str, ...] = ()
-        shown = ["stderr"]
+        is_cut, shown = False, ["stderr"]
         try:
             if result.cut is not None:
                 raise ValueError(result.cut)
@@ -278,12 +279,20 @@ class StepExecutor:
             state.output = self.check_size(output)
         except ValueError as unfit:
             state.output, trouble = None, f"its output cannot be passed on: {unfit}"
-            if isinstance(result.output, str) and self.find_excess(result.output) is None:
+            is_long = result.is_long or (isinstance(result.output, str) and self.find_excess(result.output) is not None)
+            # The outputs of a nested file may be those of its step.
+            is_used = len(self._run.files) > 1 or is_output_used(self._workflow, step, state.id)
+            if is_long and envelope.error is None and not is_used:
+                printed = result.output or (data.get("stdout") if isinstance(data, dict) else "")
+                state.output = str(self._run.redaction.value(printed))[-END_SHOWN:]
+                cut = warning("OUTPUT_TRUNCATED", f"nothing uses its output, of which only the end is kept: {unfit}")
+                envelope.warnings, trouble, is_cut = [*envelope.warnings, cut], None, True
+            elif isinstance(result.output, str) and not is_long:
                 state.output = self._run.redaction.value(result.output.removesuffix("\n"))
             else:
                 shown.append("stdout")
         state.details = self._run.redaction.value(dict(result.details or {}))
-        state.partial = bool(state.details.pop("partial", False))
+        state.partial = bool(state.details.pop("partial", False)) or is_cut
         state.exit_code = None
         if isinstance(step, CommandStep | ToolStep) and isinstance(data, dict):
             state.exit_code = data.get("exit_code")  # type: ignore[assignment]

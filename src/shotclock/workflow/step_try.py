@@ -35,6 +35,7 @@ class AnsweredTry(NamedTuple):
     rule: str | None = None  # the kind of a failure, such as `command/timeout`
     details: Mapping[str, Any] | None = None
     cut: str | None = None  # why the output is not whole
+    is_long: bool = False  # because it is too long
 
 
 async def try_step(
@@ -137,7 +138,7 @@ def _answer_try(provider: Provider, call: Call, result: StepResult) -> AnsweredT
     if result.rewrite is not None:
         envelope = result.rewrite(envelope)
     rule = result.rule or provider.step_type.rule_for(envelope.code)
-    return AnsweredTry(envelope, result.output, rule, result.details, result.cut)
+    return AnsweredTry(envelope, result.output, rule, result.details, result.cut, result.is_long)
 
 
 # The ids of a span are made even if spans are not recorded: the calls below pass theirs on to their children.
