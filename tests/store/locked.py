@@ -16,7 +16,7 @@ def held(home: Path, for_s: float = LONG_S) -> Iterator[threading.Event]:
     has_begun, enough = threading.Event(), threading.Event()
 
     def hold() -> None:
-        other = sqlite3.connect(home / "shotclock.db", isolation_level=None, timeout=5)
+        other = sqlite3.connect(home / "shotclock.db", isolation_level=None, timeout=JOIN_WITHIN_S)
         try:
             other.execute("BEGIN IMMEDIATE")
             has_begun.set()
