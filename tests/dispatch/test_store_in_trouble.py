@@ -168,6 +168,7 @@ def test_whatever_the_store_suffers_for_moments_nothing_is_lost_and_every_answer
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["locked", "slow", "full"])
 def test_whatever_the_store_suffers_for_long_nothing_is_lost_and_every_answer_is_true(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
