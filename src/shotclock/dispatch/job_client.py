@@ -284,27 +284,25 @@ class JobClient:
             if not _signal_runner(job):
                 raise
             trouble = error
-        kill = None if trouble is None or within_ms is None else Deadline.after_ms(monotonic_ns(), within_ms)
+        kill_ns = 0 if trouble is None or within_ms is None else monotonic_ns() + within_ms * NS_PER_MS
         limit = Deadline.after_ms(monotonic_ns(), grace_ms + CANCEL_LIMIT_MS)
         until_ns = min(limit.at_ns, limit.at_ns if bell is None else bell.at_ns)
-        over: Deadline | None = None
+        over_ns = 0
         while True:
             current: Job | None = job
             try:
                 current = await asyncio.to_thread(self.look, job.id)
             except StoreError as error:
                 trouble = error
-            if current is None or not current.is_active:
+            if current is None or not current.is_active or monotonic_ns() >= until_ns:
                 return current or job
-            if kill is not None and kill.has_passed(monotonic_ns()):
+            if kill_ns and monotonic_ns() >= kill_ns:
                 _signal_runner(job)  # a second time, which ends its grace
-                kill = None
-            if trouble is not None and over is None and _is_work_over(job):
-                over = Deadline.after_ms(monotonic_ns(), RECORDED_WITHIN_MS)
-            if trouble is not None and over is not None and over.has_passed(monotonic_ns()):
-                return self._end_unrecorded(job, trouble)
-            if monotonic_ns() >= until_ns:
-                return current
+                kill_ns = 0
+            if trouble is not None and _is_work_over(job):
+                over_ns = over_ns or monotonic_ns() + RECORDED_WITHIN_MS * NS_PER_MS
+                if monotonic_ns() >= over_ns:
+                    return self._end_unrecorded(job, trouble)
             await asyncio.sleep(FIRST_LOOK_S)
 
     def _request_stop(self, job_id: str, within_ms: int | None) -> None:

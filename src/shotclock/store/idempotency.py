@@ -202,22 +202,13 @@ class Locks(Table):
         # A waiting caller retries often. A look that ends in a conflict does not delay writers.
         with self._database.read() as transaction:
             locks, is_set_back = _of_name(transaction, name), _set_back_ms(transaction, now) > 0
-        if is_set_back:
-            self._set_back(now)
-            return self.acquire(
-                name,
-                slots=slots,
-                holder=holder,
-                label=label,
-                token=token,
-                now=now,
-                is_alive=is_alive,
-                lease_ms=lease_ms,
-            )
         in_the_way, _ = _weigh(locks, slots, token, now, is_alive)
-        if in_the_way is not None:
+        if in_the_way is not None and not is_set_back:
             return in_the_way
         with self._database.write(durable=False) as transaction:
+            if by_ms := _set_back_ms(transaction, now):  # no lease lasts longer for that
+                query = "UPDATE locks SET acquired_at = acquired_at - ?, expires_at = expires_at - ?"
+                transaction.execute(query, (by_ms, by_ms))
             in_the_way, vacant = _weigh(_of_name(transaction, name), slots, token, now, is_alive)
             if in_the_way is not None:
                 return in_the_way
@@ -230,13 +221,6 @@ class Locks(Table):
             else:
                 transaction.execute("UPDATE locks SET expires_at = ? WHERE token = ?", (expires_at, token))
         return None
-
-    def _set_back(self, now: WallTime) -> None:
-        """Move the leases as the clock was set back, so that none lasts longer."""
-        with self._database.write(durable=False) as transaction:
-            by_ms = _set_back_ms(transaction, now)
-            query = "UPDATE locks SET acquired_at = acquired_at - ?, expires_at = expires_at - ?"
-            transaction.execute(query, (by_ms, by_ms))
 
     def release(self, token: str) -> bool:
         """Release the slot of this token and return whether it was held."""

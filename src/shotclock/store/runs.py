@@ -131,12 +131,12 @@ _INSERT_STEP = "INSERT INTO steps (run, id, status, record, changed_at) VALUES (
 class Runs(Table):
     """Table of runs and their steps."""
 
-    def begin(self, run: StoredRun, steps: Sequence[StepRecord] = (), *, wait_ms: int | None = None) -> None:
+    def begin(self, run: StoredRun, steps: Sequence[StepRecord] = ()) -> None:
         """Record a new run with the steps that it does not begin with anew, all or nothing.
 
-        Raises RunTaken if there is one of that id already. `wait_ms`: see Database.write.
+        Raises RunTaken if there is one of that id already.
         """
-        with self._database.write(wait_ms=wait_ms) as transaction:
+        with self._database.write() as transaction:
             if (there := _get(transaction, run.id)) is not None:
                 raise RunTaken(there)
             _RUNS.insert(transaction, run)

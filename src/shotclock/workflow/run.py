@@ -160,8 +160,7 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
     try:
         with group.left_on_error():
             await asyncio.to_thread(restore_artifacts, (request.rerun or {}).get("restores", ()))
-            begin = partial(store.runs.begin, new, records)
-            await _write_patiently(begin, lambda waited_ms: _is_over(waited_ms, call.bound.bell, LAST_WAIT_MS))
+            await asyncio.to_thread(store.runs.begin, new, records)
     except RunTaken:
         raise run_exists(request.run_id) from None
     request = replace(request, inputs=inputs)
@@ -464,8 +463,7 @@ class _Run:
         def is_over(waited_ms: int) -> bool:
             if scheduler.is_over:
                 return self._is_over(scheduler)
-            by, is_hurried = context.deadlines.before_next, scheduler.is_hurried
-            return _is_over(waited_ms, by, HURRIED_WAIT_MS, is_hurried=is_hurried)
+            return _is_over(waited_ms, context.deadlines.before_next, HURRIED_WAIT_MS, scheduler.is_hurried)
 
         async def record(states: Iterable[StepState]) -> None:
             records = [StepRecord(state.id, state.status.value, state.to_record_so_far()) for state in states]
@@ -574,8 +572,9 @@ class _Run:
         command = "" if outcome.problem is None or self.caller.outer is not None else find_rerun_command(run_id, ends)
         if isinstance(ended_by, StoreError) and isinstance(outcome.problem, Problem):
             message = f"the run was stopped, because its steps could not be recorded: {ended_by}"
-            then = command or f"shotclock run --resume {run_id}"
-            hint = f"once the store can be written to, `{then}` continues the run"
+            hint = (
+                f"once the store can be written to, `{command or f'shotclock run --resume {run_id}'}` continues the run"
+            )
             outcome.problem = replace(outcome.problem, message=message, suggestion=hint)
         envelope = answer(self.call, outcome)
         notice = self._find_notice(envelope)
@@ -615,7 +614,7 @@ class _Run:
         """Return whether the last records, which are all that is left to do, have waited long enough."""
         self._over_ns = self._over_ns or monotonic_ns()
         waited_ms = (monotonic_ns() - self._over_ns) // NS_PER_MS
-        return _is_over(waited_ms, self.call.bound.bell, LAST_WAIT_MS, is_hurried=scheduler.is_hurried)
+        return _is_over(waited_ms, self.call.bound.bell, LAST_WAIT_MS, scheduler.is_hurried)
 
     def _find_notice(self, envelope: Envelope) -> Notice | None:
         """Return the message about the run, if anybody wants it. A nested run sends none: the outer one does."""
@@ -671,7 +670,7 @@ async def _write_patiently(write: Callable[..., object], is_over: Callable[[int]
                 raise
 
 
-def _is_over(waited_ms: int, by: Deadline | None, least_ms: int, *, is_hurried: bool = False) -> bool:
+def _is_over(waited_ms: int, by: Deadline | None, least_ms: int, is_hurried: bool = False) -> bool:
     """Return whether a write that has waited so long is given up."""
     if waited_ms < least_ms or is_hurried:
         return waited_ms >= least_ms

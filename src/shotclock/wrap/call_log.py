@@ -7,7 +7,6 @@ as soon as it has ended.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections import deque
@@ -120,28 +119,16 @@ class CallLog:
         """Write calls to the store. Return whether they are done with: written, or dropped because it is unusable."""
         try:
             with importing:  # here: SQLite takes time and memory that a server without calls does not need
-                from ..store.call_spool import CallBatch, keep_for_later, take_in
-                from ..store.home import StoreBusy, state_home
-                from ..store.store import Store, prune_in_passing, read_retention
+                from ..store.call_spool import CallBatch, record_calls
             calls = tuple(self._ended_call(at, ended) for at, ended in batch.ended)
             opened = tuple(self._open_call(request) for request in batch.opened.values())
             numbers = {ended.number for _, ended in batch.ended if ended.number} | batch.closed
             written = CallBatch(this_process(), calls, opened, tuple(numbers))
-            keep = read_retention(os.environ).calls
-            try:
-                with Store.open() as store:
-                    written.add_to(store, keep)
-                    with self._thread.lock:
-                        self._closed -= batch.closed
-                    with contextlib.suppress(StoreBusy):  # the next batch tries again
-                        take_in(store, keep)
-                    prune_in_passing(store, os.environ, wall_time(), is_alive)
-            except StoreBusy:
-                if not self._thread.gives_up and len(calls) < LARGE_BATCH:
-                    return False
-                keep_for_later(state_home(os.environ), written)
-                with self._thread.lock:
-                    self._closed -= batch.closed
+            is_last = self._thread.gives_up or len(calls) >= LARGE_BATCH
+            if not record_calls(written, os.environ, wall_time(), is_alive, is_last=is_last):
+                return False
+            with self._thread.lock:
+                self._closed -= batch.closed
             return True
         except Failure as failure:
             self._problem = str(failure)
