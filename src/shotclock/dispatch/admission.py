@@ -24,6 +24,7 @@ from ..process.kernel import is_alive, this_process
 from ..runtime.call import Call, Outcome
 from ..runtime.command_runner import run_in_thread
 from ..runtime.outcomes import timeout_problem
+from ..store.home import StoreBusy
 from ..store.idempotency import Beginning, Finished, Fresh, Interrupted, Lock, Mismatch
 from ..store.jobs import RETENTION_MS
 from ..store.store import Store
@@ -61,7 +62,10 @@ class ConcurrencyLimits:
         def leave() -> None:
             for token in tokens:
                 with contextlib.suppress(Exception):  # the lease of the place ends it
-                    self._store().locks.release(token)
+                    try:
+                        self._store().locks.release(token, wait_ms=0)
+                    except StoreBusy:  # the loop does not wait
+                        asyncio.get_running_loop().run_in_executor(None, self._store().locks.release, token)
 
         try:
             for lock, slots in self._places(spec, call.arguments):

@@ -222,9 +222,9 @@ class Locks(Table):
                 transaction.execute("UPDATE locks SET expires_at = ? WHERE token = ?", (expires_at, token))
         return None
 
-    def release(self, token: str) -> bool:
-        """Release the slot of this token and return whether it was held."""
-        return self._execute("DELETE FROM locks WHERE token = ?", (token,), durable=False) > 0
+    def release(self, token: str, *, wait_ms: int | None = None) -> bool:
+        """Release the slot of this token and return whether it was held. `wait_ms`: see Database.write."""
+        return self._execute("DELETE FROM locks WHERE token = ?", (token,), durable=False, wait_ms=wait_ms) > 0
 
     def list(self, name: str | None = None) -> tuple[Lock, ...]:
         """Return the locks, the oldest first, including those of dead holders."""
