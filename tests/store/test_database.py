@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shotclock.store import database
-from shotclock.store.home import StoreBusy, StoreUnusable
+from shotclock.store.home import ATTEMPT_MS, StoreBusy, StoreUnusable
 from shotclock.store.schema import SCHEMA, VERSION
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, appears, holder, in_children, new_job
@@ -57,7 +57,7 @@ def test_the_writer_waits_for_the_disk_and_nobody_waits_for_a_reader(store: Stor
         assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2  # FULL
         assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
         assert connection.execute("PRAGMA foreign_keys").fetchone()[0] == 1
-        assert connection.execute("PRAGMA busy_timeout").fetchone()[0] == database.ATTEMPT_MS
+        assert connection.execute("PRAGMA busy_timeout").fetchone()[0] == ATTEMPT_MS
     with store._database.write(durable=False) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone()[0] == 1  # NORMAL
     with store._database.write() as connection:

@@ -44,8 +44,7 @@ from ..process.unsupervised import CHANNEL
 from ..runtime.call import Call, Outcome, admit, answer
 from ..runtime.commands import assign, judge
 from ..runtime.outcomes import outcome_of_error
-from ..store.database import ATTEMPT_MS
-from ..store.home import StoreError
+from ..store.home import ATTEMPT_MS, StoreError
 from ..store.jobs import Job
 from ..store.store import Store
 from .background_command import BackgroundCommand

@@ -31,8 +31,7 @@ from ..process.kill import signal_process
 from ..process.runners import is_enrolled, runners_folder
 from ..process.unsupervised import start_detached
 from ..runtime.call import Call, Outcome, Tool, admit, answer
-from ..store.database import ATTEMPT_MS
-from ..store.home import StoreError, create_private_file
+from ..store.home import ATTEMPT_MS, StoreError, create_private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from ..store.store import JOBS_FOLDER, Store
 from .background_command import BackgroundCommand, describe_command, is_abandoned, is_command, name_key

@@ -29,6 +29,7 @@ from pathlib import Path
 from ..core.clocks import ProcessIdentity, WallTime
 from ..core.value_types import value
 from .home import (
+    ATTEMPT_MS,
     FILE_MODE,
     StoreBusy,
     StoreError,
@@ -41,8 +42,6 @@ from .home import (
 # A writer waits this long for another process's transaction. Ours take milliseconds: hundreds of writers at once, a
 # stopped process or a dying disk exhaust this. It is shorter than the limit of a command that answers at once.
 BUSY_TIMEOUT_MS = 20_000
-# It waits in attempts of this length, between which other threads have the connection.
-ATTEMPT_MS = 250
 # A reader waits this long: only for the repair of the log of a process that was killed.
 READ_TIMEOUT_MS = 5_000
 # A thread waits this long for another thread's transaction, which may itself be waiting for another process.

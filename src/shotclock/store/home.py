@@ -23,6 +23,8 @@ FILE_NAME = "shotclock.db"
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 KEY_BYTES = 32
+# A writer waits for others in attempts of this length, between which other threads have the connection.
+ATTEMPT_MS = 250
 
 
 class StoreError(Failure):

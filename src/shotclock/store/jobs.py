@@ -290,10 +290,10 @@ class Jobs(Table):
         `used_ms`: how long its attempts have worked. `wait_ms`: see Database.write.
         """
         query = (
-            "UPDATE jobs SET heartbeat_at = ?, used_ms = max(used_ms, ?) "
+            "UPDATE jobs SET heartbeat_at = ?, used_ms = CASE WHEN used_ms >= ? THEN used_ms ELSE ? END "
             f"WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
         )
-        return self._execute(query, (now, used_ms, id, attempt), durable=False, wait_ms=wait_ms) > 0
+        return self._execute(query, (now, used_ms, used_ms, id, attempt), durable=False, wait_ms=wait_ms) > 0
 
     def request_cancel(self, id: str, now: WallTime, *, wait_ms: int | None = None) -> Job | None:
         """Record a request to cancel the job, unless it has ended, and return it. The first request counts."""

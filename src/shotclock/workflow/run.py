@@ -35,8 +35,7 @@ from ..runtime.control_channel import run_cancels
 from ..runtime.control_channel import runs as running_runs
 from ..runtime.preloaded_zygote import Program
 from ..runtime.runtime import Runtime
-from ..store.database import ATTEMPT_MS
-from ..store.home import StoreBusy, StoreError
+from ..store.home import ATTEMPT_MS, StoreBusy, StoreError
 from ..store.runs import RunTaken, StepRecord, StoredRun
 from ..store.store import Retention, Store, prune_in_passing, read_retention
 from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit, restore_artifacts
