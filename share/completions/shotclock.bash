@@ -12,7 +12,6 @@ _shotclock() {
         "/exec --report") COMPREPLY=($(compgen -W "json line none" -- "$current")); return ;;
         "/wrap --on-change") COMPREPLY=($(compgen -W "block ask" -- "$current")); return ;;
         "/run --output"|"/report --output") COMPREPLY=($(compgen -W "json markdown junit" -- "$current")); return ;;
-        "/import --kind") COMPREPLY=($(compgen -W "visor actions taskfile dagu" -- "$current")); return ;;
         "/serve --install") COMPREPLY=($(compgen -W "claude cursor vscode" -- "$current")); return ;;
         "/serve --scope") COMPREPLY=($(compgen -W "user project" -- "$current")); return ;;
         "/inbox/list --status") COMPREPLY=($(compgen -W "pending approved modified rejected expired withdrawn" -- "$current")); return ;;
@@ -32,7 +31,7 @@ _shotclock() {
         "/overtime") [[ $current == -* ]] && words="--by --reason --json --timeout --format --help" || words="" ;;
         "/check") [[ $current == -* ]] && words="--run-timeout --json --timeout --format --help" || words="" ;;
         "/plan") [[ $current == -* ]] && words="--run-timeout --json --timeout --format --help" || words="" ;;
-        "/import") [[ $current == -* ]] && words="--kind --output --force --json --timeout --format --help" || words="" ;;
+        "/import") [[ $current == -* ]] && words="--output --force --json --timeout --format --help" || words="" ;;
         "/advise") [[ $current == -* ]] && words="--step --runs --write --yes --json --timeout --format --help" || words="" ;;
         "/schema") [[ $current == -* ]] && words="--json --timeout --format --help" || words="" ;;
         "/logs") [[ $current == -* ]] && words="--follow --try --json --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;

@@ -1,4 +1,4 @@
-"""`shotclock import`: convert a workflow file of another tool to one of ours."""
+"""`shotclock import`: convert a workflow file of Visor to one of ours."""
 
 from __future__ import annotations
 
@@ -12,30 +12,22 @@ from ..core.errors import Ending, Failure
 from ..core.visible_text import one_line
 from ..runtime.call import Outcome
 from ..workflow.foreign.importing import import_file
-from ..workflow.foreign.recognise import KINDS
 from .output import say_line, write_quietly
 from .parser import Subcommand, argument, flag, option
 from .report import write_file
 from .subcommand import ChildWork, timeout_option
 
 
-def _run_import(
-    file: str, kind: str | None, output: str | None, force: bool, timeout: int, json_only: bool
-) -> ChildWork:
-    body = partial(_import, file, kind, output, force, json_only)
+def _run_import(file: str, output: str | None, force: bool, timeout: int, json_only: bool) -> ChildWork:
+    body = partial(_import, file, output, force, json_only)
     return ChildWork("import", body, timeout, output is not None, _show, _print_notes)
 
 
-def _import(file: str, kind: str | None, output: str | None, force: bool, as_json: bool) -> Outcome:
+def _import(file: str, output: str | None, force: bool, as_json: bool) -> Outcome:
     if output is not None and os.path.exists(output) and os.path.exists(file) and os.path.samefile(file, output):
         raise Failure("ARG_ERROR", "--output is the file that is read", suggestion="name another file with --output")
-    made = import_file(file, kind)
-    data: dict[str, object] = {
-        "kind": made.kind,
-        "file": file,
-        "notes": made.to_answer(),
-        "failing": list(made.failing),
-    }
+    made = import_file(file)
+    data: dict[str, object] = {"file": file, "notes": made.to_answer(), "failing": list(made.failing)}
     if output is None:
         data["workflow"] = made.text
         return Outcome(Ending.FINISHED, data=data, value=None if as_json else made.text)  # a text is printed as it is
@@ -73,13 +65,7 @@ COMMANDS = {
     "import": Subcommand(
         "import",
         options=(
-            argument("file", "The file of the other tool.", missing="missing FILE: the file of the other tool"),
-            option(
-                "--kind",
-                "KIND",
-                f"The tool that the file is of, if it is not recognised: {', '.join(KINDS)}.",
-                choices=tuple(KINDS),
-            ),
+            argument("file", "The file of Visor.", missing="missing FILE: the file of Visor"),
             option("--output", "FILE", "Write the workflow to this file instead of stdout."),
             flag("--force", "Overwrite the file of --output.", needs="--output"),
             flag(

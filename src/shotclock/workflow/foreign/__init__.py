@@ -1,1 +1,1 @@
-"""Workflow files of other tools: recognise them, and convert them to files of ours."""
+"""Workflow files of Visor: recognise them, and convert them to files of ours."""

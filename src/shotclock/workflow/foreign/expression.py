@@ -252,13 +252,6 @@ def _as_number(code: Code, other: Code) -> str:
     return f"{code.operand} | float" if code.printed and other.kind == "number" else code.compared
 
 
-def choice(condition: Code, then: Code, otherwise: Code) -> Code:
-    """Return one of two values."""
-    kind: Kind = then.kind if then.kind == otherwise.kind else "any"
-    text = f"{then.as_value} if {condition.text} else {otherwise.as_value}"
-    return Code(text, kind, is_tight=False)
-
-
 def both(left: Code, right: Code) -> Code:
     """Return whether two conditions hold."""
     return Code(f"{_inside(left, 'or')} and {_inside(right, 'or')}", "boolean", is_tight=False)

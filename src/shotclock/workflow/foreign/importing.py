@@ -1,4 +1,4 @@
-"""The import of a file: read it, recognise it, convert it, and check what came of it."""
+"""The import of a file of Visor: read it, convert it, and check the result."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 from ...core.errors import Failure
 from ...core.value_types import value
-from ..loader import SIZE_LIMIT, Loaded, load_file, try_load
+from ..loader import SIZE_LIMIT, try_load
 from ..yaml_reader import Tree, read_tree
-from .recognise import KINDS, kind_of
 from .result import Imported, Note
+from .visor import convert, looks_like
 from .writer import describe, find_errors, text_of, with_header
 
 SHOWN_ERRORS = 5
+ONLY_VISOR = "name a file of Visor: files of other tools are not supported"
 
 
 @value
 class ImportedText:
     """An imported workflow as the text of a file."""
 
-    kind: str
     text: str
     notes: tuple[Note, ...]
     failing: tuple[str, ...] = ()  # names of steps
@@ -39,21 +39,23 @@ class ImportedText:
         ]
 
 
-def import_file(file: str, kind: str | None = None) -> ImportedText:
-    """Return a foreign file as a workflow of ours that passes `check`. Raises Failure where that is not possible."""
+def import_file(file: str) -> ImportedText:
+    """Return a file of Visor as a workflow of ours that passes `check`. Raises Failure where that is not possible."""
     if file == "-":
         hint = "write it to a file: paths in it are relative to its folder, and the notes name its lines"
         raise Failure("ARG_ERROR", "stdin is not read", suggestion=hint)
     path = Path(file)
-    tree = _read(path)
-    recognised = kind_of(tree.value, file)
-    found = kind or recognised
-    if found is None:
-        raise _not_recognised(path)
-    if recognised is not None and found != recognised:
-        tool, other = KINDS[recognised].tool, KINDS[found].tool
-        raise _refused(f"{path}: is a file of {tool}, and not of {other}", "leave out --kind")
-    return _accepted(_convert(tree, file, found), path)
+    return _accepted(_convert(_read(path), file), path)
+
+
+def is_of_visor(path: Path) -> bool:
+    """Return whether a file on disk can be read and has keys of Visor that are not ours."""
+    try:
+        if not path.is_file() or path.stat().st_size > SIZE_LIMIT:
+            return False
+        return looks_like(read_tree(path.read_text("utf-8-sig")).value, str(path))
+    except (OSError, ValueError):
+        return False
 
 
 def _read(path: Path) -> Tree:
@@ -70,23 +72,19 @@ def _read(path: Path) -> Tree:
     if tree.flaws:
         flaw = tree.flaws[0]
         where = f"{path}:{flaw.place.line}:{flaw.place.column}"
-        if path.suffix not in (".yml", ".yaml", ".json"):
-            raise _refused(f"{where}: {flaw.message}", f"not supported: name a file of {_known_tools()}")
-        raise _refused(f"{where}: {flaw.message}", flaw.suggestion)
-    if not isinstance(tree.value, dict):
-        raise _refused(
-            f"{path}: {'is empty' if tree.value is None else 'is no mapping'}", f"name a file of {_known_tools()}"
-        )
+        hint = flaw.suggestion if path.suffix in (".yml", ".yaml", ".json") else ONLY_VISOR
+        raise _refused(f"{where}: {flaw.message}", hint)
     return tree
 
 
-def _convert(tree: Tree, file: str, kind: str) -> Imported:
+def _convert(tree: Tree, file: str) -> Imported:
     try:
-        imported = KINDS[kind].convert(tree, file)
+        imported = convert(tree, file)
     except RecursionError:
         raise _refused(f"{file}: it is nested too deep to be converted") from None
     if imported.document is None:
-        raise _refused(f"{file}: {imported.refusal or 'it cannot be converted'}", notes=imported.notes)
+        hint = None if imported.notes else ONLY_VISOR
+        raise _refused(f"{file}: {imported.refusal or 'it cannot be converted'}", hint, imported.notes)
     return imported
 
 
@@ -102,23 +100,8 @@ def _accepted(imported: Imported, path: Path) -> ImportedText:
         more = f"; and {len(wrong) - SHOWN_ERRORS} more" if len(wrong) > SHOWN_ERRORS else ""
         message = f"{path}: the imported workflow would not pass `shotclock check`: {listed}{more}"
         raise _refused(message, notes=imported.notes)
-    whole = with_header(text, str(path), imported.kind, imported.notes)
-    return ImportedText(imported.kind, whole, imported.notes, imported.failing)
-
-
-def _not_recognised(path: Path) -> Failure:
-    try:
-        loaded: Loaded | None = load_file(path)
-    except OSError:
-        loaded = None
-    if loaded is not None and loaded.workflow is not None:
-        return _refused(f"{path}: is a workflow of shotclock already", f"run it with `shotclock run {path}`")
-    hint = f"other tools are not supported; if it is one of these, name its kind: --kind {'|'.join(KINDS)}"
-    return _refused(f"{path}: is not recognised as a file of {_known_tools()}", hint)
-
-
-def _known_tools() -> str:
-    return ", ".join(kind.tool for kind in KINDS.values())
+    whole = with_header(text, str(path), imported.notes)
+    return ImportedText(whole, imported.notes, imported.failing)
 
 
 def _refused(message: str, suggestion: str | None = None, notes: tuple[Note, ...] = ()) -> Failure:

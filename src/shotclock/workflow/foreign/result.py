@@ -1,4 +1,4 @@
-"""The result of importing a file of another tool: a workflow of ours and the notes on what differs."""
+"""The result of importing a file of Visor: a workflow of ours and the notes on what differs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..yaml_reader import Tree
 
 @value
 class Note:
-    """A part of the foreign file that was left out, or that means something slightly different here."""
+    """A part of the Visor file that was left out, or that means something slightly different here."""
 
     line: int
-    key: str  # the path of the key in the foreign file, such as `jobs.build.services`
+    key: str  # the path of the key in the Visor file, such as `steps.build.group`
     message: str
     is_lost: bool = True  # False if it was carried over with a difference
     is_failing: bool = False  # a step fails instead of running
@@ -21,9 +21,8 @@ class Note:
 
 @value
 class Imported:
-    """A foreign file as a workflow of ours. A refused file has no document."""
+    """A Visor file as a workflow of ours. A refused file has no document."""
 
-    kind: str  # visor, actions, taskfile or dagu
     document: dict[str, Any] | None
     notes: tuple[Note, ...] = ()
     refusal: str | None = None

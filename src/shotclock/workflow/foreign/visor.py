@@ -16,7 +16,6 @@ from .visor_file import VisorFile
 from .visor_steps import convert_step, failing_step
 from .writer import find_errors, text_of
 
-KIND = "visor"
 # Keys that are Visor's alone. A file of ours with a mistake must not be taken for one of Visor.
 _KEYS_OF_STEPS = {"transform_js", "goto_js", "run_js", "group", "criticality", "assume", "guarantee"}
 _KEYS_OF_STEPS |= {"reuse_ai_session", "session_mode", "ai_custom_tools", "ai_custom_tools_js", "ai_mcp_servers"}
@@ -112,7 +111,7 @@ class _Conversion:
         if all(name in file.failing for name in converted):
             return self._refuse("none of its steps can be converted")
         failing = tuple(name for name in converted if name in file.failing)
-        return Imported(KIND, made, self._noted(), failing=failing)
+        return Imported(made, self._noted(), failing=failing)
 
     def _noted(self) -> tuple[Note, ...]:
         return tuple(dict.fromkeys(self.notes.in_order()))
@@ -124,7 +123,7 @@ class _Conversion:
         return spot.place.line
 
     def _refuse(self, why: str) -> Imported:
-        return Imported(KIND, None, self._noted(), why)
+        return Imported(None, self._noted(), why)
 
     # --- the top of the file
 
@@ -219,14 +218,12 @@ class _Conversion:
                 self.notes.add(path, "an output needs a name")
                 continue
             text = each.get("value")
-            if "value_js" in each:
-                text = file.script((*path, "value_js"), each["value_js"], file.scope)
-            elif isinstance(text, str):
+            if isinstance(text, str):
                 text = file.text((*path, "value"), text)
             if isinstance(text, str):
                 made[each["name"]] = text
-            elif "value_js" not in each:
-                self.notes.add(path, "an output needs a `value`")
+            else:
+                self.notes.add(path, "an output needs a `value`; a `value_js` is not converted: write it as one")
         return made
 
     def _tools(self, written: Any, file: VisorFile) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ...core.value_types import field, record, replace
+from .conditions import condition
 from .expression import NameScope, Unsayable, literal
-from .javascript import condition, expression
 from .liquid import is_liquid, template
 from .result import ImportNotes
 
@@ -77,23 +77,13 @@ class VisorFile:
         """Return a condition of JavaScript."""
         if isinstance(written, bool):
             return "true" if written else "false"
-        return self._converted(path, written, scope, condition, "expression")
-
-    def script(self, path: Path_, written: Any, scope: NameScope) -> str | None:
-        """Return a script whose value is one expression, as a template."""
-        made = self._converted(path, written, scope, expression, "script")
-        return None if made is None else f"{{{{ {made} }}}}"
-
-    def _converted(
-        self, path: Path_, written: Any, scope: NameScope, convert: Callable[[str, NameScope], str], what: str
-    ) -> str | None:
         if not isinstance(written, str) or not written.strip():
-            self.notes.add(path, f"it should be {'an' if what[0] == 'e' else 'a'} {what}")
+            self.notes.add(path, "it should be an expression")
             return None
         try:
-            made = convert(written, scope)
+            made = condition(written, scope)
         except Unsayable as why:
-            self.notes.add(path, f"this {what} cannot be said here: {why}")
+            self.notes.add(path, f"this condition cannot be converted: {why}")
             return None
         self.note_once(path, STRICT)
         return made

@@ -42,6 +42,7 @@ _LEFT_OUT = {
     "sandbox": "steps run on this machine",
 }
 _UNKNOWN_TYPES = {
+    "script": "scripts are not converted: write a command",
     "memory": "there is no memory between steps here: hand values on as outputs",
     "github": "there are no operations on GitHub here: write a command with `gh`",
     "http_input": "a step does not wait for requests here: start `shotclock run` when one comes",
@@ -271,16 +272,13 @@ def _transform(step: _VisorStep) -> None:
     if shapes and step.file.lists_before(step.name):
         step.file.notes.add(step.path(), "a transform is about all items here, and not about each")
         raise _Unconverted("its output would be made of all items, and not of each")
-    has_both = "transform" in step.left and "transform_js" in step.left
-    if has_both:
-        step.file.notes.add(step.path("transform_js"), "a step has one transform here")
-        raise _Unconverted("it has two transforms")
-    for key, convert in (("transform", step.file.transform), ("transform_js", step.file.script)):
-        if key in step.left:
-            made = convert(step.path(key), step.left.pop(key), scope)
-            if made is None:
-                raise _Unconverted(f"its `{key}` cannot be said here")
-            step.made["transform"] = made
+    if "transform_js" in step.left:
+        raise _Unconverted("its `transform_js` is a script: write it as `transform`, or as a command")
+    if "transform" in step.left:
+        made = step.file.transform(step.path("transform"), step.left.pop("transform"), scope)
+        if made is None:
+            raise _Unconverted("its `transform` cannot be converted")
+        step.made["transform"] = made
 
 
 def _rest(step: _VisorStep) -> None:
@@ -321,13 +319,6 @@ def _noop(step: _VisorStep) -> None:
 def _log(step: _VisorStep) -> None:
     step.required("message", as_key="stdin")
     step.made |= {"exec": "cat", "output_format": "text"}
-
-
-def _script(step: _VisorStep) -> None:
-    made = step.file.script(step.path("content"), step.left.pop("content", None), step.file.scope)
-    if made is None:
-        raise _Unconverted("its script is more than one expression: write it as a command")
-    step.made |= {"exec": "true", "transform": made}
 
 
 def _http_client(step: _VisorStep) -> None:
@@ -560,7 +551,6 @@ def _claude_code(step: _VisorStep) -> None:
 STEP_KINDS: dict[str, Callable[[_VisorStep], None]] = {
     "ai": _ai,
     "command": _command,
-    "script": _script,
     "noop": _noop,
     "log": _log,
     "http": _http_client,

@@ -52,9 +52,9 @@ def text_of(document: dict[str, Any]) -> str:
     return out.getvalue()
 
 
-def with_header(text: str, file_name: str, kind: str, notes: tuple[Note, ...]) -> str:
+def with_header(text: str, file_name: str, notes: tuple[Note, ...]) -> str:
     """Return the text with comments that name its source and its notes."""
-    return "".join(f"{line}\n" for line in (*_header(file_name, kind, notes), "")) + text
+    return "".join(f"{line}\n" for line in (*_header(file_name, notes), "")) + text
 
 
 def find_errors(text: str, folder: Path) -> list[Finding]:
@@ -70,9 +70,9 @@ def describe(note: Note) -> str:
     return printable if len(printable) <= COMMENT_LIMIT else f"{printable[:COMMENT_LIMIT]}…"
 
 
-def _header(file_name: str, kind: str, notes: tuple[Note, ...]) -> Iterator[str]:
+def _header(file_name: str, notes: tuple[Note, ...]) -> Iterator[str]:
     shown = "".join(each if each.isprintable() else "?" for each in Path(file_name).name)
-    yield f"# Imported from {shown} ({kind}) by shotclock import."
+    yield f"# Imported from {shown} by shotclock import."
     failing = [note for note in notes if note.is_failing]
     lost = [note for note in notes if note.is_lost and not note.is_failing]
     different = [note for note in notes if not note.is_lost]
