@@ -1,8 +1,7 @@
 """The MCP conformance suite gives the same result with and without `shotclock wrap`, scenario by scenario.
 
-Servers: one server of the SDK over HTTP, the same over stdio behind `wrap --http`, and the first one behind
-`wrap --url --http`. Clients: one client of the SDK that speaks HTTP to the suite, and the same over stdio to
-`wrap --url`. Scenarios of authorisation are left out: the wrap sends headers that it is given, and is no OAuth client.
+One client of the SDK speaks HTTP to the suite, and the same client speaks over stdio to `wrap --url`.
+Scenarios of authorisation are left out: the wrap sends headers that it is given, and is no OAuth client.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.listening import SHOTCLOCK, free_port, listening
+from tests.conformance.listening import SHOTCLOCK
 from tests.conformance.published_servers import FOLDER, SUITES
 from tests.conformance.results import record
 
 pytestmark = pytest.mark.timeout(400)
 each_suite = pytest.mark.parametrize("suite", SUITES)
 HERE = Path(__file__).parent
-SUITE_SERVER = [sys.executable, str(HERE / "suite_server.py")]
 SUITE_S = 300.0
 CLIENT_SCENARIOS = {
     "0.1.16": ("initialize", "tools_call", "elicitation-sep1034-client-defaults", "sse-retry"),
@@ -35,10 +33,6 @@ CLIENT_SCENARIOS = {
         *("json-schema-ref-no-deref", "json-schema-2020-12-preservation"),
     ),
 }
-NOT_APPLICABLE = {
-    ("server-sse-disconnect-resume", "SUCCESS"): "only the server's own HTTP transport closes a stream early"
-}
-"""Checks that the suite leaves out before `wrap --http`, and the reason."""
 Checks = dict[str, list[tuple[str, str]]]
 """The checks of each scenario, with their status."""
 
@@ -74,25 +68,9 @@ def compare(row: str, sides: dict[str, Checks]) -> None:
         for scenario, expected in sides["direct"].items():
             checks = Counter(seen.get(scenario, []))
             lost, new = Counter(expected) - checks, checks - Counter(expected)
-            is_allowed = lost.keys() <= NOT_APPLICABLE.keys() and "--http" in side and not new
-            if (lost or new) and not is_allowed:
+            if lost or new:
                 differences.append(f"{side}: {scenario}: {dict(lost)} became {dict(new)}")
     assert not differences, "\n".join(differences)
-
-
-@each_suite
-def test_a_server_gives_the_same_result(suite: str, tmp_path: Path) -> None:
-    sides = {}
-    words = ["server", "--suite", "all", "--url"]
-    port, front = free_port(), free_port()
-    wrap = [SHOTCLOCK, "wrap", "--http", f"127.0.0.1:{front}"]
-    with listening([*SUITE_SERVER, str(port)], port, tmp_path / "direct.log") as (direct, _):
-        sides["direct"] = conformance(suite, [*words, direct], tmp_path / "direct")
-        with listening([*wrap, "--url", direct], front, tmp_path / "url.log") as (url, _):
-            sides["wrap --url --http"] = conformance(suite, [*words, url], tmp_path / "url")
-    with listening([*wrap, "--", *SUITE_SERVER], front, tmp_path / "http.log") as (url, _):
-        sides["wrap --http"] = conformance(suite, [*words, url], tmp_path / "http")
-    compare(f"servers, {suite}", sides)
 
 
 @each_suite

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.listening import SHOTCLOCK, free_port, listening
+from tests.conformance.listening import SHOTCLOCK
 from tests.conformance.published_servers import TRIED, PublishedServer, prepare
 from tests.conformance.results import record
 from tests.wrap.client import ENDED_WITHIN_S, ENVELOPE, GREETING, RawClient, connected
@@ -177,38 +176,6 @@ def test_a_server_that_a_signal_has_hit_is_replaced(
         assert case.server_pid() != pid
     case.gone_after_s()
     case.note(f"{number.name} of the server", f"answered after {took_s:.1f} s")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-@each_server
-def test_nothing_outlives_a_front_over_http(server: PublishedServer, number: signal.Signals, case: Case) -> None:
-    port, log = free_port(), case.place.parent / "front.log"
-    front = [SHOTCLOCK, "wrap", "--http", f"127.0.0.1:{port}", "--", *case.argv]
-    with listening(front, port, log) as (url, process):
-        answer, session = post(url, {"id": 1, "method": "initialize", "params": GREETING})
-        assert "result" in answer
-        post(url, {"method": "notifications/initialized"}, session)
-        params = {"name": case.tool, "arguments": case.arguments}
-        answer, _ = post(url, {"id": 2, "method": "tools/call", "params": params}, session)
-        assert not answer["result"].get("isError"), answer
-        assert len(case.marked()) >= 4
-        process.send_signal(number)
-        assert process.wait(ENDED_WITHIN_S) == -number
-        gone_s = case.gone_after_s()
-    case.note(f"{number.name} of `wrap --http`", f"gone in {gone_s:.1f} s")
-
-
-def post(url: str, content: dict[str, Any], session: str | None = None) -> tuple[Any, str | None]:
-    """Send a message, and return the answer and the id of the session."""
-    headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-    headers |= {"mcp-session-id": session, "mcp-protocol-version": "2025-06-18"} if session else {}
-    body = json.dumps({"jsonrpc": "2.0", **content}).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=START_S) as response:
-        text = response.read().decode()
-        events = [line.removeprefix("data:") for line in text.split("\n") if line.startswith("data:")]
-        messages = [json.loads(each) for each in events or [text] if each.strip()]
-        answers = [message for message in messages if "method" not in message]
-        return (answers[0] if answers else None), response.headers["mcp-session-id"]
 
 
 # --- mischief

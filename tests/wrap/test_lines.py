@@ -14,7 +14,6 @@ from shotclock.wrap.lines import (
     error_flag_in_tail,
     id_in_tail,
     read_head,
-    replace_value,
 )
 from shotclock.wrap.messages import key_of, read_line, read_long_line
 
@@ -93,18 +92,6 @@ def test_other_text_is_no_message() -> None:
 
 def test_a_number_that_is_cut_is_not_read() -> None:
     assert read_head(b'{"jsonrpc":"2.0","id":12') == {"jsonrpc": "2.0", "id": None}
-
-
-def test_one_value_is_replaced_and_every_other_byte_stays() -> None:
-    line = b'{ "id":1.0, "params" : {"a":{"name":"x"},"name" : "old\\u0041" ,"z":"\xc3\xa9"}}\n'
-    assert replace_value(line, ("params", "name"), "new") == line.replace(b'"old\\u0041"', b'"new"')
-    assert replace_value(line, ("params", "a", "name"), "é") == line.replace(b'"x"', b'"\\u00e9"')
-    head = line[: line.index(b"\xa9")]  # cut inside a character
-    assert replace_value(head, ("params", "name"), "new") == head.replace(b'"old\\u0041"', b'"new"')
-    for missing in (("params", "b"), ("name",), ("id", "name"), ("params", "z", "name")):
-        assert replace_value(line, missing, "new") is None
-    for cut in (b"", b"[", b'{"params":{"name":"ol', b'{"params":{"name"', b'{"params":{"a":{"b', b"null"):
-        assert replace_value(cut, ("params", "name"), "new") is None
 
 
 def test_the_error_flag_at_the_end_of_a_line_is_that_of_the_result() -> None:

@@ -48,10 +48,8 @@ from .parser import (
     expand,
     flag,
     help_width,
-    is_option,
     name_and_value,
     nearest_of,
-    number_between,
     option,
     read,
 )
@@ -63,10 +61,8 @@ if TYPE_CHECKING:
 _CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
 _SERVER = "Limits of the server"
 _LIFE = "Life of the server"
-_HTTP = "Over HTTP"
 _REMOTE = "A server over HTTP"
 _LOG = "Log of calls"
-_SEVERAL = "Several servers as one"
 _POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
 
 
@@ -75,26 +71,17 @@ def main(words: list[str]) -> int:
     line = read(COMMAND, words, hint="see shotclock wrap --help")
     if line.wants == "help":
         return emit_text(command_help("shotclock", COMMAND, help_width()), 0)
-    if line.values["config"] is not None:
-        from .wrap_file import run_servers  # with modules that one server does not need
-
-        return run_servers(line, COMMAND, check_server, words_of_child(words))
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
     limits = read_limits(line)
     server = read_server(line, command, env, limits.grace_ms)
     if command and "--" not in words and (verb := _mistyped_verb(command[0])) is not None:
         line.refuse("command", f"{command[0]!r} was not found; did you mean shotclock wrap {verb}?")
-    is_over_http = line.values["http"] is not None
-    gate = None if is_over_http else read_gate(line, command if line.values["url"] is None else server.identity, env)
+    gate = read_gate(line, command if line.values["url"] is None else server.identity, env)
     if line.mistakes:
         for mistake in line.mistakes:
             say_line(f"shotclock wrap: {mistake['field']}: {mistake['message']}")
         return NOT_DONE
-    if is_over_http:
-        from .wrap_http import offer_over_http  # with a server, which others need not load
-
-        return offer_over_http(line.values, [limits], words_of_child(words), server.name)
     signals = TerminalSignals()
     catalogue = LastCatalogue(server) if line.values["cached_catalogue"] else None
     name = line.values["name"] or server.name
@@ -123,27 +110,13 @@ def main(words: list[str]) -> int:
     return -signal.Signals[signals.stopped_by] if signals.stopped_by is not None else 0
 
 
-def words_of_child(words: list[str]) -> list[str]:
-    """Return the words of a command line without the options of the HTTP front."""
-    options = {each.name: each for each in COMMAND.options}
-    rest, kept = list(words), list[str]()
-    while rest and rest[0] != "--" and is_option(rest[0]):
-        name, equals, _ = rest[0].partition("=")
-        found = options.get(name)
-        count = 2 if found is not None and found.metavar and not equals else 1
-        if found is None or found.heading != _HTTP:
-            kept += rest[:count]
-        rest = rest[count:]
-    return kept + rest
-
-
 def read_server(line: ParsedLine, command: list[str], env: dict[str, str], grace_ms: int) -> ServerCommand:
     """Return the process to start: the server or, for a server over HTTP, our adapter. Adds the mistakes."""
     if line.values["url"] is None:
         if command:
             line.mistakes += problems_with(command, env, line.values["cwd"])
         elif not line.suggested:
-            line.refuse("command", "missing: write the command of the server after --, or give --url or --config")
+            line.refuse("command", "missing: write the command of the server after --, or give --url")
         return ServerCommand(command, env, line.values["cwd"], grace_ms)
     if command:
         line.refuse("url", "--url and a command after -- exclude each other: leave one out")
@@ -230,13 +203,6 @@ def read_limits(line: ParsedLine) -> ServerLimits:
         lifetime_ms=values["max_lifetime"],
         result_bytes=values["result_limit"],
     )
-
-
-def check_server(line: ParsedLine) -> ServerLimits:
-    """Check the command line of one of several servers. Adds the mistakes to it, and returns its limits."""
-    limits = read_limits(line)
-    read_server(line, line.typed.get("command", []), dict(line.values["env"]), limits.grace_ms)
-    return limits
 
 
 def _read_result_limit(text: str) -> int:
@@ -400,48 +366,11 @@ COMMAND = Subcommand(
             needs="--url",
             heading=_REMOTE,
         ),
-        option(
-            "--http",
-            "[HOST:]PORT",
-            "Offer the server over HTTP on this address instead of stdin and stdout; port 0 is any free port.",
-            heading=_HTTP,
-        ),
-        flag("--require-token", "Require an access token, also from this machine.", needs="--http", heading=_HTTP),
-        duration(
-            "--session-idle",
-            "End a session, with its server, after this time without a request.",
-            default="30m",
-            needs="--http",
-            heading=_HTTP,
-        ),
-        option(
-            "--max-sessions",
-            "N",
-            "Refuse more sessions than this. Each has a server of its own.",
-            default="32",
-            read=number_between(1, 1_000),
-            needs="--http",
-            heading=_HTTP,
-        ),
         option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
         flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
-        option(
-            "--config",
-            "FILE",
-            "Run the servers of this file as one: a wrap.yaml, or the JSON of a client with mcpServers or servers.",
-            heading=_SEVERAL,
-        ),
-        option(
-            "--server",
-            "NAME",
-            "Run only this server of the file.",
-            repeats=True,
-            needs="--config",
-            heading=_SEVERAL,
-        ),
     ),
     rest="command",
-    usage="[OPTIONS] -- COMMAND [ARGUMENTS…] | [OPTIONS] --url URL | --config FILE [--server NAME]",
+    usage="[OPTIONS] -- COMMAND [ARGUMENTS…] | [OPTIONS] --url URL",
     description="Run an MCP server that speaks over stdin and stdout, or use one over HTTP. Messages pass unchanged in "
     "both directions; a call that hangs is answered on time, and a server that crashes or hangs is replaced.",
     epilogue="""\

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import Enum, auto
 
 LONGEST_PARSED = 64 * 1024
@@ -210,35 +210,3 @@ def _replace(line: bytes, found: re.Match[bytes] | None, new_id: str | int) -> b
     if found is None:
         return None
     return line[: found.start(1)] + json.dumps(new_id).encode() + line[found.end(1) :]
-
-
-def replace_value(line: bytes, path: Sequence[str], new: object) -> bytes | None:
-    """Return the line, or the head of one, with another value at a path of keys; None if the value is not there."""
-    text = line.decode("utf-8", "surrogateescape")  # a head may end inside a character
-    at: int | None = _skip(text, 0)
-    try:
-        for key in path:
-            at = None if at is None else _find_member(text, at, key)
-        if at is None:
-            return None
-        _, end = _DECODER.raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return None
-    if end >= len(text):
-        return None
-    return (text[:at] + json.dumps(new) + text[end:]).encode("utf-8", "surrogateescape")
-
-
-def _find_member(text: str, at: int, key: str) -> int | None:
-    """Return where the value of a member begins. Raises ValueError."""
-    while text[at : at + 1] in ("{", ","):
-        name, at = _DECODER.raw_decode(text, _skip(text, at + 1))
-        at = _skip(text, at)
-        if text[at : at + 1] != ":":
-            return None
-        at = _skip(text, at + 1)
-        if name == key:
-            return at
-        _, at = _DECODER.raw_decode(text, at)
-        at = _skip(text, at)
-    return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator
-from email.message import Message as Headers
 
 from .messages import read_line
 
@@ -24,7 +23,6 @@ MOST_TOOLS = 5_000
 MOST_DEPTH = 20
 _TYPES = ("string", "integer", "boolean")
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_DECIMAL = re.compile(r"(-?[0-9]{1,400})(?:\.0+)?")
 _PLAIN = re.compile(r"[\x20-\x7e]*")
 _ENCODED = re.compile(r"=\?base64\?(.*)\?=")
 
@@ -36,18 +34,6 @@ def encode_value(text: str) -> str:
     if _PLAIN.fullmatch(text) and text == text.strip() and not _ENCODED.fullmatch(text):
         return text
     return f"=?base64?{base64.b64encode(text.encode('utf-8', 'replace')).decode()}?="
-
-
-def decode_value(text: str | None) -> str | None:
-    """Return the text of a header value; None if it is absent or malformed."""
-    found = None if text is None else _ENCODED.fullmatch(text)
-    if found is None:
-        return text
-    try:
-        decoded = base64.b64decode(found[1], validate=True)
-        return decoded.decode() if base64.b64encode(decoded).decode() == found[1] else None
-    except ValueError:
-        return None
 
 
 class DeclaredHeaders:
@@ -80,22 +66,6 @@ class DeclaredHeaders:
         texts = {header: _text_of(_find(arguments, path)) for header, path in self._by_tool.get(tool, {}).items()}
         return {header: encode_value(text) for header, text in texts.items() if text is not None}
 
-    def problem_with(self, tool: str, arguments: object, headers: Headers) -> str | None:
-        """Return the first difference between the headers and the arguments of a call."""
-        for header, path in self._by_tool.get(tool, {}).items():
-            sent = headers.get_all(header, [])
-            argument, name = _find(arguments, path), ".".join(path)
-            has_copy = _text_of(argument) is not None
-            if len(sent) > 1:
-                return f"{header} header appears more than once"
-            if sent and not has_copy:
-                return f"{header} header is present but the argument {name!r} is absent"
-            if has_copy and not sent:
-                return f"{header} header is missing but the argument {name!r} is present"
-            if sent and not _is_copy(argument, decode_value(sent[0].strip(" \t"))):
-                return f"{header} header does not match the argument {name!r}"
-        return None
-
 
 def _declared(schema: object) -> dict[str, Path]:
     """Return the paths of the arguments by the names of their headers; none if a declaration is malformed."""
@@ -127,11 +97,3 @@ def _text_of(argument: object) -> str | None:
     if isinstance(argument, bool):
         return "true" if argument else "false"
     return str(argument) if isinstance(argument, str | int | float) else None
-
-
-def _is_copy(argument: object, text: str | None) -> bool:
-    """Compare an argument with a decoded header. Numbers are equal in any form: 42 and 42.0."""
-    if text is None or text == _text_of(argument):
-        return text is not None
-    number = _DECIMAL.fullmatch(text)
-    return not isinstance(argument, str | bool) and number is not None and int(number[1]) == argument

@@ -50,14 +50,6 @@ class LineWriter:
     def has_unwritten(self) -> bool:
         return bool(self._unwritten)
 
-    @property
-    def unwritten_size(self) -> int:
-        return len(self._unwritten)
-
-    @property
-    def is_inside_line(self) -> bool:
-        return self._is_inside_line
-
     def write_line(self, line: bytes) -> bool:
         """Write a line, now or later. Return False if its reader is gone."""
         if self._is_inside_line:

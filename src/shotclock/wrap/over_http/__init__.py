@@ -1,1 +1,0 @@
-"""A stdio server offered over streamable HTTP."""
