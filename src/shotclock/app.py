@@ -384,15 +384,7 @@ class App(ExplainsMembers):
 
     def describe(self) -> Catalogue:
         """Return the catalogue for a server, with notes for the author."""
-        return replace(self.catalogue(), notes=self._find_mistakes())
-
-    def _find_mistakes(self) -> tuple[str, ...]:
-        from .process.module_globals import note_changed_globals  # not for the command line
-
-        specs = map(self._placed, (*self._commands.values(), *self._served.values()))
-        names = [each.name for each in specs if each.isolation == "auto"]
-        functions = {name: [self._functions[name], *dependency_functions(self._functions[name])] for name in names}
-        return (*find_idle_completions(self.name, self._served.values()), *note_changed_globals(self.name, functions))
+        return replace(self.catalogue(), notes=tuple(find_idle_completions(self.name, self._served.values())))
 
     def _file(self) -> str | None:
         file = getattr(sys.modules.get(self._module), "__file__", None)

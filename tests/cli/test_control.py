@@ -104,18 +104,18 @@ def test_an_operator_extends_a_step_past_its_timeout(run_flow: Any, home: Path, 
         "steps: {slow: {exec: 'touch up; while [ ! -e go ]; do sleep 0.1; done; echo done', timeout: 8}}"
     )
     wait_for_file(tmp_path / "up")
-    code, envelope = say("run", "--extend", "r", "slow", "60s")
+    code, envelope = say("job", "extend", "r", "60s", "--step", "slow")
     assert code == 0, envelope
     [extended] = envelope["data"]["extended"]
     assert (extended["name"], extended["granted_ms"], extended["timeout_ms"]) == ("step slow", 60_000, 68_000)
-    code, envelope = say("run", "--extend", "r", "nosuch", "5s")
+    code, envelope = say("job", "extend", "r", "5s", "--step", "nosuch")
     assert code == 5 and "step 'nosuch' of 'r' is not running now" in envelope["error"]["message"]
     with Store.open(home) as store:
         record = store.runs.steps("r")["slow"].record
         assert record["timeout_ms"] == 68_000 and record["overtime"][0]["granted_ms"] == 60_000
     (tmp_path / "go").touch()
     assert running.ends(WITHIN_S) == 0
-    code, envelope = say("run", "--extend", "r", "slow", "5s")
+    code, envelope = say("job", "extend", "r", "5s", "--step", "slow")
     assert code == 5 and "has ended" in envelope["error"]["message"]
 
 
@@ -142,7 +142,7 @@ def test_a_run_that_is_given_more_time_gives_it_to_its_steps(run_flow: Any, home
     assert int(running.envelope()["data"]["steps"]["next"]["output"]) > 6000
 
 
-@pytest.mark.parametrize("words", [("run", "--wind-down", "r"), ("job", "stop", "r", "--reason", "enough")])
+@pytest.mark.parametrize("words", [("job", "stop", "r"), ("job", "stop", "r", "--reason", "enough")])
 def test_a_run_is_wound_down_with_what_its_steps_have_so_far(run_flow: Any, tmp_path: Path, words: Any) -> None:
     running = run_flow("""
         steps:
@@ -169,7 +169,7 @@ def test_one_step_is_wound_down_and_the_others_go_on(run_flow: Any, tmp_path: Pa
     """)
     wait_for_file(tmp_path / "up1")
     wait_for_file(tmp_path / "up2")
-    assert say("run", "--wind-down", "r", "one")[0] == 0
+    assert say("job", "stop", "r", "--step", "one")[0] == 0
     (tmp_path / "go").touch()
     assert running.ends(WITHIN_S) == 0, running.stdout
     steps = running.envelope()["data"]["steps"]
@@ -179,19 +179,14 @@ def test_one_step_is_wound_down_and_the_others_go_on(run_flow: Any, tmp_path: Pa
 
 def test_mistakes_are_said_all_at_once(home: Path) -> None:
     for words, fields in {
-        ("run", "--extend", "r"): {"by"},
-        ("run", "--extend", "r", "step"): {"by"},
-        ("run", "--extend", "r", "5"): {"by"},
-        ("run", "--extend", "r", "step", "soon"): {"by"},
-        ("run", "--extend", "r", "step", "5s", "--timeout", "5s", "--force"): {"timeout", "force"},
-        ("run", "--wind-down", "r", "step", "5s"): {"by"},
-        ("run", "flow.yaml", "5s"): {"by"},
+        ("job", "extend", "r", "5"): {"by"},
+        ("job", "extend", "r", "soon", "--step", "step", "--force"): {"by", "force"},
         ("job", "extend", "r"): {"by"},
         ("job", "stop"): {"job-id"},
     }.items():
         code, envelope = say(*words)
         assert code == 2 and {error["field"] for error in envelope["error"]["errors"]} == fields, (words, envelope)
-    code, envelope = say("run", "--wind-down", "nosuch")
+    code, envelope = say("job", "stop", "nosuch")
     assert (code, envelope["error"]["code"]) == (5, "RUN_NOT_FOUND")
     code, envelope = say("job", "stop", "nosuch")
     assert (code, envelope["error"]["code"]) == (5, "JOB_NOT_FOUND")

@@ -139,10 +139,10 @@ def test_help_is_as_wide_as_a_narrow_terminal_and_a_hundred_columns_elsewhere(on
 def test_the_text_of_a_refused_workflow_file_names_each_mistake_once_and_the_command_that_converts_it(
     shotclock: Any, tmp_path: Path
 ) -> None:
-    flow, foreign = tmp_path / "flow.yaml", tmp_path / "ci.yml"
+    flow, foreign = tmp_path / "flow.yaml", tmp_path / "visor.yml"
     flow.write_text("steps:\n  a: {exec: 'true', timeot: 5}\n")
-    foreign.write_text("on: push\njobs:\n  build:\n    runs-on: ubuntu-latest\n    steps: [{run: make}]\n")
-    for words in ("run", "check", "plan", "advise", "advise --write --yes", "notify test"):
+    foreign.write_text("steps: {a: {type: noop, group: x}}\n")
+    for words in ("run", "check", "plan", "advise", "notify test"):
         ran = shotclock(*words.split(), flow, "--format", "text")
         text = " ".join((ran.stdout + ran.stderr).decode().split())
         assert (ran.code, text.count("unknown key 'timeot'"), text.count("mean 'timeout'?")) == (2, 1, 1), (words, text)

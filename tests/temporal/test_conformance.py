@@ -533,10 +533,10 @@ def ordered(runs: Runs, *words: str) -> dict[str, Any]:
     """Give an order about a step that runs, as soon as it is heard."""
 
     def told() -> dict[str, Any] | None:
-        code, envelope = runs.call("run", *words)
+        code, envelope = runs.call("job", *words)
         return envelope if code == 0 else None
 
-    return wait_until(told, f"run {' '.join(words)}")
+    return wait_until(told, f"job {' '.join(words)}")
 
 
 def test_an_operator_gives_a_step_more_time_but_never_more_than_the_run_has(
@@ -552,9 +552,9 @@ def test_an_operator_gives_a_step_more_time_but_never_more_than_the_run_has(
         *("--run-id", run_id),
     )
     wait_until((runs.folder / "begun").exists, "the step")
-    (extended,) = ordered(runs, "--extend", run_id, "longer", "10s")["data"]["extended"]
+    (extended,) = ordered(runs, "extend", run_id, "10s", "--step", "longer")["data"]["extended"]
     assert extended["granted_ms"] == 10_000 and 12_000 < extended["remaining_ms"] <= 22_000
-    (extended,) = ordered(runs, "--extend", run_id, "longer", "1h")["data"]["extended"]
+    (extended,) = ordered(runs, "extend", run_id, "1h", "--step", "longer")["data"]["extended"]
     assert extended["granted_ms"] < 20_000 and extended["remaining_ms"] < 40_000
     (runs.folder / "go").touch()
     code, envelope = running.ended()
@@ -580,7 +580,7 @@ def test_a_whole_run_is_given_more_time_and_so_are_its_steps(runs: Runs, validat
         *("--run-id", run_id, "--force"),
     )
     wait_until((runs.folder / "begun").exists, "the step")
-    code, told = runs.call("run", "--extend", run_id, "60s")
+    code, told = runs.call("job", "extend", run_id, "60s")
     assert code == 0, told
     (extended,) = told["data"]["extended"]
     assert (extended["name"], extended["granted_ms"], extended["timeout_ms"]) == ("run flow", 60_000, 70_000)
@@ -592,7 +592,7 @@ def test_a_whole_run_is_given_more_time_and_so_are_its_steps(runs: Runs, validat
     assert code == 0 and envelope["data"]["steps"]["slow"]["output"] == "done", envelope
     assert 20_000 < int(envelope["data"]["steps"]["next"]["output"]) < 60_000
     assert envelope["meta"]["timeout_ms"] == 70_000 and envelope["meta"]["overtime"]["granted_ms"] == 60_000
-    code, told = runs.call("run", "--extend", run_id, "60s")
+    code, told = runs.call("job", "extend", run_id, "60s")
     assert code == 5, told  # it has ended
 
 
@@ -602,7 +602,7 @@ def test_a_long_run_with_a_short_step_is_extended_as_well(runs: Runs) -> None:
         f'{{timeout: 3h, steps: {{short: {{type: command, exec: "{WAITS_FOR_GO}", timeout: 60}}}}}}', "--run-id", run_id
     )
     wait_until((runs.folder / "begun").exists, "the step")
-    code, told = runs.call("run", "--extend", run_id, "30m")
+    code, told = runs.call("job", "extend", run_id, "30m")
     assert code == 0 and told["data"]["extended"][0]["granted_ms"] == 1_800_000, told
     (runs.folder / "go").touch()
     assert running.ended()[0] == 0
@@ -621,9 +621,9 @@ def test_a_run_inside_another_follows_it_and_has_never_more(runs: Runs, validate
         *("--run-id", run_id, "--force"),
     )
     wait_until((runs.folder / "begun").exists, "the step inside")
-    code, refused = runs.call("run", "--extend", f"{run_id}.nested", "60s")
+    code, refused = runs.call("job", "extend", f"{run_id}.nested", "60s")
     assert code != 0 and refused["error"]["code"] in ("NOT_EXTENDABLE", "RUN_NOT_FOUND"), refused
-    assert runs.call("run", "--extend", run_id, "30s")[0] == 0
+    assert runs.call("job", "extend", run_id, "30s")[0] == 0
     wait_until(lambda: time.monotonic() - began > 11.5, "the deadline that it had")
     (runs.folder / "go").touch()
     code, envelope = running.ended()
@@ -639,10 +639,10 @@ def test_a_run_gets_no_more_than_its_caller_has(runs: Runs) -> None:
     program = Program([*outer, *words], runs.folder, "outer")
     try:
         wait_until((runs.folder / "begun").exists, "the step")
-        code, told = runs.call("run", "--extend", run_id, "1h")
+        code, told = runs.call("job", "extend", run_id, "1h")
         assert code == 0, told
         assert 20_000 < told["data"]["extended"][0]["granted_ms"] < 50_000, told
-        code, told = runs.call("run", "--extend", run_id, "1h")
+        code, told = runs.call("job", "extend", run_id, "1h")
         assert code == 4 and told["error"]["code"] == "NOT_EXTENDABLE", told
         assert told["error"]["message"].startswith("run flow has all the time that its caller"), told
         (runs.folder / "go").touch()
@@ -663,7 +663,7 @@ def test_an_operator_winds_a_step_down_and_what_it_says_is_kept(runs: Runs, vali
         *("--run-id", run_id),
     )
     wait_until((runs.folder / "begun").exists, "the step")
-    (stopping,) = ordered(runs, "--wind-down", run_id, "works")["data"]["stopping"]
+    (stopping,) = ordered(runs, "stop", run_id, "--step", "works")["data"]["stopping"]
     assert stopping["name"] == "step works"
     code, envelope = running.ended()
     validate_envelope(envelope)
@@ -687,8 +687,10 @@ def test_a_run_that_is_wound_down_starts_nothing_any_more(runs: Runs, validate_e
     )
     wait_until((runs.folder / "begun").exists, "the step")
     if runs.on is not None:  # a run hears it at once, a step on a worker once it has been told of
-        wait_until(lambda: runs.call("run", "--extend", run_id, "works", "1s")[0] == 0, "the worker of the step")
-    ordered(runs, "--wind-down", run_id)
+        wait_until(
+            lambda: runs.call("job", "extend", run_id, "1s", "--step", "works")[0] == 0, "the worker of the step"
+        )
+    ordered(runs, "stop", run_id)
     code, envelope = running.ended()
     validate_envelope(envelope)
     assert code == 143 and envelope["error"]["code"] == "CANCELLED", envelope

@@ -141,7 +141,7 @@ def test_more_time_and_a_graceful_stop_by_job(on_engine: Runs) -> None:
     wait_until((runs.folder / "begun").exists, "the step")
     code, told = runs.call("job", "extend", run_id, "30s")
     assert code == 0 and told["data"]["extended"][0]["timeout_ms"] == 90_000, told
-    wait_until(lambda: runs.call("run", "--extend", run_id, "works", "1s")[0] == 0, "the worker of the step")
+    wait_until(lambda: runs.call("job", "extend", run_id, "1s", "--step", "works")[0] == 0, "the worker of the step")
     code, told = runs.call("job", "stop", run_id, "--within", "20s", "--reason", "enough")
     assert code == 0, told
     code, envelope = running.ended()
@@ -183,7 +183,7 @@ def test_without_a_worker_nobody_waits_for_long_and_the_answer_says_what_is_miss
     assert code == 14 and untaken["data"]["run_id"] == run_id, untaken
     code, told = runs.call("job", "wait", run_id, "--budget", "1s")
     assert code == 14 and told["data"]["run_status"] == "running", told
-    for words in (["report", run_id], ["run", "--extend", run_id, "5s"]):
+    for words in (["report", run_id], ["job", "extend", run_id, "5s"]):
         code, told = runs.call(*words)
         assert code == 12 and f"no worker answers for run {run_id!r}" in told["error"]["message"], told
         assert "shotclock worker" in told["error"]["suggestion"], told

@@ -172,7 +172,7 @@ def test_a_run_that_was_given_more_time_keeps_it_without_its_worker_and_is_repla
     )
     runs.wait_for("begun")
     (asked,) = wait_until(lambda: runs.call("inbox", "list")[1]["data"]["proposals"], "the question")
-    code, told = runs.call("run", "--extend", run_id, "60s")
+    code, told = runs.call("job", "extend", run_id, "60s")
     assert code == 0 and told["data"]["extended"][0]["timeout_ms"] == 75_000, told
     lost.kill()
     own_cluster.start_worker()

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..core.clocks import format_duration
-from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
 from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal
 from ..inbox.access import Principal
-from ..inbox.person_wait import refusal_outcome
 from ..process.zygote import start_zygote_early, stop_early_zygote
 from ..runtime.call import Outcome
 from ..runtime.runtime import Runtime
 from ..store.audit import Entry
 from ..store.store import Store
-from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
-from .output import StopListener, raise_on_stop, say_line, write_quietly
+from ..workflow.engine import EmbeddedEngine, Engine
+from .output import StopListener, raise_on_stop, say_line
 from .parser import Subcommand, argument, duration, flag, number_between, option
-from .subcommand import JSON, ChildWork, admit_call, conclude, deliver, engine_options
+from .subcommand import JSON, admit_call, conclude, deliver, engine_options
 
 if TYPE_CHECKING:
     from ..temporal.connection import Address
@@ -45,24 +41,6 @@ def open_engine(on: Address | None, queue: str | None = None, heartbeat_ms: int 
     else:
         with Store.open() as store:
             yield EmbeddedEngine(store)
-
-
-def order_run(order: RunOrder, on: Address | None) -> ChildWork:
-    def body() -> Outcome:
-        with open_engine(on) as engine:
-            return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
-
-    return ChildWork("run", body, mutates=True, show=show_order, on_failure=refusal_outcome)
-
-
-def show_order(envelope: Envelope) -> None:
-    data: Any = envelope.data if envelope.ok and isinstance(envelope.data, dict) else {}
-    for call in data.get("extended", ()):
-        left = "" if call["remaining_ms"] is None else f", {format_duration(call['remaining_ms'])} left"
-        write_quietly(sys.stdout, f"{call['name']}: {format_duration(call['granted_ms'])} more{left}\n")
-    for call in data.get("stopping", ()):
-        within = format_duration(call["winding_down"]["remaining_ms"])
-        write_quietly(sys.stdout, f"{call['name']}: winding down, {within} at most\n")
 
 
 class EngineInbox:

@@ -1,6 +1,6 @@
 """`job list|status|logs|wait|extend|stop|restart|cancel`, for `shotclock` and for every App; and `shotclock overtime`.
 
-Runs are jobs as well: a parked run reports its id as a job's. `run --extend` and `--wind-down` send the same orders.
+Runs are jobs as well: a parked run reports its id as a job's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..store.store import Store
 from ..workflow.engine import EmbeddedEngine, Engine, RunOrder, send_order
 from ..workflow.state import Status
 from . import background, job_logs
-from .engine import open_engine, show_order, temporal_engine
+from .engine import open_engine, temporal_engine
 from .output import EarlyEnd, until_stopped, write_quietly
 from .parser import CommandTable, Subcommand, argument, duration, flag, option, positive_duration
 from .subcommand import (
@@ -60,7 +60,9 @@ _TIMEOUTS_MS = {"wait": 0, "cancel": 300_000 + TIMEOUT_MS}
 _JOB_ID = argument(
     "job-id", "The job: its name, its id, or the beginning of its id.", missing="missing JOB-ID; see `job list`"
 )
+_ORDERS = ("extend", "stop")
 _NO_DURATION = "missing BY: the time to add, as in `job extend JOB 30s`"
+_STEP = option("--step", "NAME", "Of a run: only this step of it.")
 _COMMANDS = (
     Subcommand(
         "list",
@@ -110,7 +112,12 @@ class JobScope:
 def job_table(scope: JobScope) -> CommandTable:
     engine = () if scope.app else engine_options("Runs on Temporal instead: temporal://HOST:PORT[/NAMESPACE].")
     commands = tuple(
-        replace(each, options=(*each.options, *engine), run=partial(_run_job, scope, each.name)) for each in _COMMANDS
+        replace(
+            each,
+            options=(*each.options, *((_STEP,) if engine and each.name in _ORDERS else ()), *engine),
+            run=partial(_run_job, scope, each.name),
+        )
+        for each in _COMMANDS
     )
     name = f"{' '.join(scope.command)} job"
     commands += (job_logs.log_command(name, scope.tool),)
@@ -120,9 +127,10 @@ def job_table(scope: JobScope) -> CommandTable:
 
 
 def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: Any) -> ChildWork | Callable[[bool], int]:
-    if name in ("extend", "stop"):
+    if name in _ORDERS:
         limits = (values.get("by"), values.get("within"), values.get("reason") or "")
-        return _order_work(f"job {name}", RunOrder(values["job_id"], None, Principal.local().name, *limits), on, scope)
+        order = RunOrder(values["job_id"], values.get("step"), Principal.local().name, *limits)
+        return _order_work(f"job {name}", order, on, scope)
     budget_ms = read_budget_ms(values["budget"]) if name == "wait" else None
 
     def start(as_json: bool) -> int:
@@ -136,13 +144,13 @@ def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: An
 
 
 def _order_work(name: str, order: RunOrder, on: Address | None, scope: JobScope) -> ChildWork:
-    """Return the work of an order to a job or a run."""
-
     def body() -> Outcome:
         with open_engine(on) as engine:
             job = _find_job(engine.store, order, scope) if isinstance(engine, EmbeddedEngine) else None
             if job is None or not isinstance(engine, EmbeddedEngine):
                 return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
+            if order.step is not None:
+                raise Failure("ARG_ERROR", f"--step: {order.run_id} is a job, and only runs have steps")
             if is_command(job):
                 return _order_command(JobClient(engine.store, scope.command), job, order)
             return Outcome(Ending.FINISHED, data=_order_job(engine.store, job, order))
@@ -177,7 +185,12 @@ def _show_order(envelope: Envelope) -> None:
     data: Any = envelope.data
     if envelope.ok and isinstance(data, dict) and "job_id" in data and "status" in data:
         write_quietly(sys.stdout, _job_line(data))
-    show_order(envelope)
+    for call in data.get("extended", ()):
+        left = "" if call["remaining_ms"] is None else f", {format_duration(call['remaining_ms'])} left"
+        write_quietly(sys.stdout, f"{call['name']}: {format_duration(call['granted_ms'])} more{left}\n")
+    for call in data.get("stopping", ()):
+        within = format_duration(call["winding_down"]["remaining_ms"])
+        write_quietly(sys.stdout, f"{call['name']}: winding down, {within} at most\n")
 
 
 def _must_be_run(scope: JobScope, store: Store, name: str, failure: Failure) -> None:

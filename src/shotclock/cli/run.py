@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
@@ -15,19 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..core.clocks import Clocks, parse_duration_ms
+from ..core.clocks import Clocks
 from ..core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.value_types import field, replace, value
 from ..core.visible_text import one_line, visible
-from ..inbox.access import Principal
 from ..inbox.person_wait import read_response_budget_ms
 from ..process.clock import wall_time
 from ..process.foreground import check_descriptors
-from ..process.zygote import stop_early_zygote
 from ..runtime.call import Outcome
 from ..runtime.outcomes import outcome_of_error
-from ..workflow.engine import EmbeddedEngine, Engine, RunOrder
+from ..workflow.engine import EmbeddedEngine, Engine
 from ..workflow.lint import lint
 from ..workflow.loader import judge, load_or_refuse
 from ..workflow.report import MARKS, WORDS, artifacts_in_words, brief, unstarted
@@ -35,7 +32,7 @@ from ..workflow.rerun import refuse_open
 from ..workflow.run import RunCaller, RunRequest
 from ..workflow.state import Status, StepState, read_record
 from ..workflow.step_choice import StepChoice, choose, cut_down, leave_out
-from .engine import open_engine, order_run
+from .engine import open_engine
 from .import_hint import point_to_import
 from .logs import is_part_of
 from .output import (
@@ -56,7 +53,7 @@ from .parser import Subcommand, argument, duration, flag, name_and_value, neares
 from .report import FORMATS, ensure_writable, text_of, write_file
 from .rerun import continue_run, file_of
 from .run_lines import RunLines
-from .subcommand import JSON, ChildWork, Mistaken, answer_at_once, engine_options
+from .subcommand import JSON, Mistaken, answer_at_once, engine_options
 from .workflow_files import read_run_duration
 
 if TYPE_CHECKING:
@@ -97,20 +94,8 @@ SHORTEST_HEARTBEAT_MS = 1_000  # half of it is the time that a worker may be sil
 
 
 def _run(
-    input: list[tuple[str, str]],
-    flow: str | None,
-    by: int | None,
-    extend: str | None,
-    wind_down: str | None,
-    json_only: bool,
-    follow: list[tuple[str, ...]],
-    **values: Any,
-) -> ChildWork | Callable[[bool], int]:
-    if extend is not None or wind_down is not None:
-        others = {**values, "input": input, "follow": follow}
-        return _control(str(extend or wind_down), extend is not None, flow, by, others)
-    if by is not None:
-        raise Mistaken({"by": "a duration after the file needs --extend RUN [STEP] D"})
+    input: list[tuple[str, str]], flow: str | None, json_only: bool, follow: list[tuple[str, ...]], **values: Any
+) -> Callable[[bool], int]:
     if [flow, values["resume"], values["rerun_failed"]].count(None) == 3 and follow and follow[-1]:
         flow, follow = ",".join(follow[-1]), [*follow[:-1], ()]  # `--follow FLOW`: the word is no step
     if [flow, values["resume"], values["rerun_failed"]].count(None) != 2:
@@ -129,27 +114,6 @@ def _run(
     names = tuple(name for steps in follow for name in steps) if follow else None
     options = RunOptions(flow, inputs=dict(input), follow=names, **values)
     return lambda as_json: main(options, as_json, envelope_only=json_only)
-
-
-def _control(run_id: str, extends: bool, step: str | None, by: int | None, others: dict[str, Any]) -> ChildWork:
-    if extends and by is None and step is not None:
-        with contextlib.suppress(ValueError):
-            step, by = None, parse_duration_ms(step)
-    on = others.pop("on")
-    order = "--extend" if extends else "--wind-down"
-    mistakes = {
-        name.removesuffix("_ms").replace("_", "-"): f"cannot be combined with {order}"
-        for name, value in others.items()
-        if value
-    }
-    if extends and not by:
-        mistakes["by"] = "--extend needs a duration, such as --extend RUN 30s or --extend RUN STEP 30s"
-    if not extends and by is not None:
-        mistakes["by"] = "--wind-down RUN [STEP] takes no duration"
-    if mistakes:
-        raise Mistaken(mistakes)
-    stop_early_zygote()  # no step runs here
-    return order_run(RunOrder(run_id, step, Principal.local().name, by), on)
 
 
 def main(options: RunOptions, as_json: bool, *, envelope_only: bool) -> int:
@@ -480,21 +444,7 @@ COMMANDS = {
     "run": Subcommand(
         "run",
         options=(
-            argument("flow", "The workflow file, or the step with --extend/--wind-down."),
-            argument("by", "With --extend: the time to add (30s).", read=parse_duration_ms),
-            option(
-                "--extend",
-                "RUN_ID",
-                "Give a running workflow, or one of its steps, more time: --extend RUN_ID [STEP] D. Never more than "
-                "the run, or its caller, has.",
-            ),
-            option(
-                "--wind-down",
-                "RUN_ID",
-                "Ask a running workflow, or one of its steps, to end by itself and keep its partial result: "
-                "--wind-down RUN_ID [STEP].",
-                excludes=("--extend",),
-            ),
+            argument("flow", "The workflow file."),
             duration(
                 "--timeout",
                 "The timeout of the whole run (5m), if it is shorter than the file's. Without a unit it is "

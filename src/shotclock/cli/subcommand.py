@@ -355,7 +355,7 @@ MODULES = {
     "check": ("workflow_files", "Check a workflow file: its shape, its dependencies and its timeouts."),
     "plan": ("workflow_files", "Show the order, the timeouts and the critical path of a workflow. Nothing runs."),
     "import": ("import_file", "Convert a workflow file of Visor to one of ours. Nothing runs."),
-    "advise": ("advise", "Compare the timeouts of a workflow with its past runs; --write adjusts them."),
+    "advise": ("advise", "Compare the timeouts of a workflow with its past runs."),
     "schema": ("workflow_files", "Print the JSON Schema of workflow files, for editors."),
     "logs": ("logs", "Print what the steps of a run print, while it runs and afterwards."),
     "report": ("report", "Report a run step by step; without an id, list the last runs."),
