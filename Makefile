@@ -41,7 +41,7 @@ CREATE_VENV = \
 	  $(PYTHON) -m venv $(VENV); } || \
 	{ echo "cannot create $(VENV): install python3-venv, or pip >= 22.3 for $(PYTHON)" >&2; rm -rf $(VENV); exit 1; }
 
-demo: $(STAMP) ## five hangs, each run without and with shotclock; `shotclock demo workflow` is the tour of workflows
+demo: $(STAMP) ## five hangs, each run without and with shotclock
 	@PATH="$(abspath $(BIN)):$$PATH" shotclock demo
 
 # Some tests look at pages in a real browser and are skipped where there is none. Debian's root gets one; that it

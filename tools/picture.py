@@ -225,8 +225,10 @@ def make_pictures(folder: Path) -> None:
         environment = {**os.environ, "SHOTCLOCK_HOME": str(folder / "home"), "TERM": "xterm-256color"}
         for each in ("NO_COLOR", "CI", "COLUMNS", "LINES"):
             environment.pop(each, None)
-        demo = [*SHOTCLOCK, "demo", "--scene", "1", "--record", str(PICTURES / "demo.svg")]
-        subprocess.run(demo, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+        demo = [*SHOTCLOCK, "demo", "--scene", "1"]
+        played = subprocess.run(demo, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S)
+        shown = played.stdout.rpartition("\nleft alive\n")[0].rstrip()
+        (PICTURES / "demo.svg").write_text(draw_terminal("shotclock demo", f"\x1b[1m$ shotclock demo\x1b[0m\n{shown}"))
         written = run_on_terminal([*SHOTCLOCK, "run", TOUR, "--run-id", RUN_ID], folder, environment)
         frame = f"\x1b[1m$ shotclock run {TOUR}\x1b[0m\n{frame_of(written)}"
         (PICTURES / "live-view.svg").write_text(draw_terminal("shotclock run", frame))

@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ...core.clocks import Clocks
@@ -51,7 +51,6 @@ class Take:
     printed: bytes = b""
     left: list[LeftProcess] | None = None
     not_killed: list[LeftProcess] = field(default_factory=list)
-    is_counted: bool = False
     is_finished: bool = False
     failure: str = ""
 
@@ -80,11 +79,8 @@ class Take:
             self.is_finished, self.printed = True, self.printed.replace(FINISHED, b"")
 
 
-Show = Callable[[list[Take]], None]
-
-
-async def play(runtime: Runtime, scene: Scene, pace: Pace, show: Show) -> list[Take]:
-    """Run a scene both ways, count the processes that are left, and kill them. `show` is called all the time."""
+async def play(runtime: Runtime, scene: Scene, pace: Pace) -> list[Take]:
+    """Run a scene both ways, count the processes that are left, and kill them."""
     with make_folder() as folder:
         environment = make_programs(folder)
         scripts = {WITHOUT: scene.without, WITH: scene.with_shotclock}
@@ -95,7 +91,7 @@ async def play(runtime: Runtime, scene: Scene, pace: Pace, show: Show) -> list[T
             take.folder.mkdir()
         runs = [asyncio.create_task(take.run(runtime, environment)) for take in takes]
         try:
-            await watch(scene, takes, pace, show)
+            await _watch(scene, takes, pace)
         finally:
             for run in runs:
                 run.cancel()
@@ -105,7 +101,7 @@ async def play(runtime: Runtime, scene: Scene, pace: Pace, show: Show) -> list[T
     return takes
 
 
-async def watch(scene: Scene, takes: list[Take], pace: Pace, show: Show) -> None:
+async def _watch(scene: Scene, takes: list[Take], pace: Pace) -> None:
     """Wait until both runs are over, or one hangs for long enough, and then until all has settled."""
     began_ns = monotonic_ns()
     while not all(take.is_over for take in takes):
@@ -117,7 +113,6 @@ async def watch(scene: Scene, takes: list[Take], pace: Pace, show: Show) -> None
             for take in takes:
                 take.failure = take.failure or ("" if take.is_finished else f"not over after {LONGEST_S:g}s")
             break
-        show(takes)
         await asyncio.sleep(TICK_S)
     began_ns = monotonic_ns()
     while True:
@@ -127,10 +122,7 @@ async def watch(scene: Scene, takes: list[Take], pace: Pace, show: Show) -> None
         is_settled = elapsed_s >= pace.settle_s and not takes[1].left
         if is_settled or elapsed_s >= LONGEST_SETTLING_S or not any(take.left for take in takes):
             break
-        show(takes)
         await asyncio.sleep(TICK_S)
-    for take in takes:
-        take.is_counted = True
 
 
 @contextlib.contextmanager
