@@ -21,12 +21,12 @@ NOTE = (
     "Time per call of a tool that does nothing, over stdio, of a server of the Python SDK: without a proxy (the peer), "
     "behind `shotclock wrap`, and behind FastMCP's proxy, which take turns. *SDK client* is the SDK's own; *raw "
     "client* writes and reads lines, so the call itself is as short as it can be. *Memory* is the resident memory of "
-    "the process in front of the server after the calls, and at its peak with a result of 60 MB."
+    "the process in front of the server after the calls, and at its peak with a result of 10 MB."
 )
 DIRECT = [sys.executable, "-m", "benchmarks.wrap_server"]
 WRAPPED = [sys.executable, "-m", "shotclock", "wrap", "--", *DIRECT]
 NAME, PROXIED = ("FastMCP's proxy", [*DIRECT, "proxy"]) if find_peer("fastmcp") else ("itself", WRAPPED)
-LARGE = 60_000_000
+LARGE = 10_000_000
 # Writes a result of any size, without the SDK.
 LARGE_SERVER = (
     "import sys\n"
@@ -119,7 +119,7 @@ def pass_large_result() -> Row:
         peak = client.memory_mb("VmHWM")
     finally:
         client.close()
-    return absolute("peak memory, result of 60 MB", peak, "{:.1f} MB", Bar(30, "MB"))
+    return absolute("peak memory, result of 10 MB", peak, "{:.1f} MB", Bar(90, "MB"))
 
 
 async def _measure(rounds: int, count: int, eras: list[str]) -> Table:

@@ -495,7 +495,7 @@ class App(ExplainsMembers):
     def _report_mistakes(self) -> None:
         if not self._has_reported:
             self._has_reported = True
-            for note in self._find_mistakes():
+            for note in find_idle_completions(self.name, self._served.values()):
                 warnings.warn(note, RuntimeWarning, stacklevel=3)
 
     def dispatcher(self) -> Dispatcher:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shotclock.wrap.lines import LONGEST_LINE
 from shotclock.wrap.pin_check import MOST_ASKED
 from tests.wrap.client import ANSWER_WITHIN_S, wrapped
 from tests.wrap.test_policy import TOOLS, Server, answer_to, inbox, wait_for_proposal
@@ -64,12 +65,12 @@ def test_a_line_that_parsers_read_differently_does_not_pass_a_policy(server: Ser
     assert len(server.calls_of("read_file")) == len(DISGUISED)
 
 
-def test_a_policy_reads_calls_of_up_to_4_mb_whole(server: Server) -> None:
+def test_a_policy_reads_calls_whole(server: Server) -> None:
     with wrapped("--deny", "write_file path=/etc/*", server=server.command) as client:
         assert answer_to(client, "write_file", text="x" * 3_000_000, path="/tmp/a") == "allowed"
         assert "denied by the rule" in answer_to(client, "write_file", text="x" * 3_000_000, path="/etc/a")
-        refused = client.receive(client.call("write_file", text="x" * 5_000_000, path="/tmp/a"))
-        assert "too long" in refused["error"]["message"]
+        refused = client.receive(client.call("write_file", text="x" * (LONGEST_LINE + 1), path="/tmp/a"))
+        assert "was not passed on" in refused["error"]["message"]
         assert answer_to(client, "read_file") == "allowed"
     assert [each["path"] for each in server.calls_of("write_file")] == ["/tmp/a"]
 
@@ -137,7 +138,7 @@ def test_a_pinned_server_cannot_show_another_definition_to_another_parser(lies: 
         lies.write_text(json.dumps({"tools/list": [f'{{"jsonrpc":"2.0",{lie}}}']}))
         with wrapped(*options, server=[sys.executable, LYING, str(lies)]) as client:
             answer = client.receive(client.request("tools/list"))
-            assert "error" in answer, what
+            assert "error" in answer or answer["result"] == {"tools": []}, what
             assert client.ask("good") == {"content": []}
             client.request("tools/list", id="open")
             assert b"evil" not in b"".join(line for line in client.lines if b"shotclock" not in line), what

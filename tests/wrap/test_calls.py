@@ -76,7 +76,7 @@ def test_every_call_is_logged_with_its_limits_outcome_sizes_and_digest() -> None
         assert "error" in client.receive(client.call("missing"))
     missing, crashed, hung, big, echo = listed()
     assert [each["outcome"] for each in (missing, crashed, hung, big, echo)] == [
-        *("error", "CONNECTION_LOST", "TIMEOUT", "answered", "ok")
+        *("error", "CONNECTION_LOST", "TIMEOUT", "ok", "ok")
     ]
     assert {(each["server"], each["pid"]) for each in listed()} == {("files", pid)}
     assert (echo["timeout_ms"], echo["idle_ms"], echo["generation"]) == (1_000, 30_000, 1)
@@ -94,7 +94,7 @@ def test_a_long_result_of_a_tool_that_failed_is_logged_as_one() -> None:
         with wrapped(server=[*SERVER, *style]) as client:
             assert client.ask("big", size=200_000, fails=True)["isError"]
             assert client.text("big", size=200_000)
-        assert [each["outcome"] for each in listed()[:2]] == ["answered", "tool_error"]
+        assert [each["outcome"] for each in listed()[:2]] == ["ok", "tool_error"]
 
 
 def test_calls_that_were_cancelled_or_in_flight_when_the_client_left_are_logged_once() -> None:
@@ -107,11 +107,12 @@ def test_calls_that_were_cancelled_or_in_flight_when_the_client_left_are_logged_
     assert sorted(each["outcome"] for each in listed("--tool", "hang")) == ["CANCELLED", "CONNECTION_LOST"]
 
 
-def test_a_long_request_has_its_size_and_no_digest() -> None:
+def test_a_long_request_has_its_size_and_its_digest() -> None:
     with wrapped() as client:
         client.text("echo", text="x" * 150_000)
     [call] = listed()
-    assert call["request_bytes"] > 150_000 and call["arguments_sha256"] is None
+    canonical = b'{"text":"%s"}' % (b"x" * 150_000)
+    assert call["request_bytes"] > 150_000 and call["arguments_sha256"] == hashlib.sha256(canonical).hexdigest()
 
 
 def test_results_with_is_error_are_tool_errors() -> None:
@@ -215,7 +216,7 @@ def test_calls_are_filtered_by_server_tool_outcome_and_time_and_sorted(home: Pat
                 logged(30, tool="read_file", outcome="TIMEOUT"),
                 logged(10, tool="read_dir", server="other"),
                 logged(20, tool="write_file", outcome="tool_error"),
-                logged(40, tool="Read_file", outcome="answered"),
+                logged(40, tool="Read_file", outcome="ok"),
                 logged(50, tool="ask", server="inbox", outcome="INCOMPLETE"),
             ],
             keep=0,

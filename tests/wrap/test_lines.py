@@ -6,15 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.wrap.lines import (
-    LONGEST_PARSED,
-    LinePart,
-    LineSplitter,
-    Outline,
-    error_flag_in_tail,
-    id_in_tail,
-    read_head,
-)
+from shotclock.wrap.lines import END_SIZE, LineSplitter, LongLine
 from shotclock.wrap.messages import key_of, read_line, read_long_line
 
 IDS = st.one_of(st.integers(), st.text(max_size=30))
@@ -26,29 +18,35 @@ TEXTS = st.one_of(
 VALUES = st.recursive(TEXTS | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner))
 
 
-def parts_of(stream: bytes, sizes: list[int]) -> list[tuple[LinePart, bytes]]:
-    splitter, parts = LineSplitter(), []
+LONGEST = 2 * END_SIZE  # of these tests
+
+
+def split(stream: bytes, sizes: list[int]) -> list[bytes | LongLine]:
+    splitter, lines = LineSplitter(LONGEST), []
     while stream:
         size = sizes.pop() if sizes else len(stream)
-        parts += splitter.split(stream[:size])
+        lines += splitter.split(stream[:size])
         stream = stream[size:]
-    return [*parts, *splitter.finish()]
+    return [*lines, *splitter.finish()]
 
 
 @given(
-    lengths=st.lists(st.sampled_from([0, 1, 100, LONGEST_PARSED, LONGEST_PARSED + 1, 3 * LONGEST_PARSED]), max_size=5),
-    sizes=st.lists(st.integers(1, 2 * LONGEST_PARSED), max_size=20),
+    lengths=st.lists(st.sampled_from([0, 1, 100, LONGEST - 1, LONGEST, 5 * LONGEST]), max_size=5),
+    sizes=st.lists(st.integers(1, 2 * LONGEST), max_size=20),
 )
-def test_pieces_add_up_to_the_stream(lengths: list[int], sizes: list[int]) -> None:
-    lines = [b"x" * length + b"\n" for length in lengths]
-    rebuilt: list[bytes] = []
-    for part, piece in parts_of(b"".join(lines), sizes):
-        if part in (LinePart.WHOLE, LinePart.START):
-            rebuilt.append(piece)
+def test_lines_are_whole_up_to_the_bound_and_of_longer_ones_both_ends_are_kept(
+    lengths: list[int], sizes: list[int]
+) -> None:
+    lines = [bytes(65 + place % 26 for place in range(length)) + b"\n" for length in lengths]
+    found = split(b"".join(lines), sizes)
+    assert len(found) == len(lines)
+    for line, seen in zip(lines, found, strict=True):
+        if len(line) <= LONGEST:
+            assert seen == line
         else:
-            rebuilt[-1] += piece
-        assert part is not LinePart.WHOLE or len(piece) <= LONGEST_PARSED
-    assert rebuilt == lines
+            assert isinstance(seen, LongLine) and seen.size == len(line)
+            assert line.startswith(seen.head) and line.endswith(seen.tail)
+            assert END_SIZE <= len(seen.head) and min(END_SIZE, len(line)) <= len(seen.tail) <= LONGEST + len(line)
 
 
 @given(id=IDS, value=VALUES, is_last=st.booleans(), is_compact=st.booleans())
@@ -62,60 +60,28 @@ def test_the_id_of_a_message_is_replaced_and_nothing_else(id: Any, value: Any, i
     assert changed is not None and json.loads(changed) == {**content, "id": "fresh"}
     back = read_line(changed)
     assert back is not None and json.loads(back.with_id(id) or b"") == content
-    if is_last and is_compact:
-        assert id_in_tail(line) == id
 
 
-@given(id=IDS, name=st.text(max_size=20), value=VALUES)
-def test_a_long_request_is_read_at_both_ends(id: Any, name: str, value: Any) -> None:
-    arguments = {"value": value, "long": "é" * LONGEST_PARSED}
-    first = {"jsonrpc": "2.0", "id": id, "method": "tools/call"}
-    params = {"name": name, "_meta": {"progressToken": id}, "arguments": arguments}
-    for content in (
-        {**first, "params": params},
-        {"method": "tools/call", "params": params, "jsonrpc": "2.0", "id": id},
-    ):
-        parts = parts_of(json.dumps(content, separators=(",", ":")).encode() + b"\n", [])
-        assert [part for part, _ in parts] == [LinePart.START, LinePart.END]
-        message = read_long_line(parts[0][1])
-        assert message is not None and message.method == "tools/call"
-        assert message.params["name"] == name and message.meta == {"progressToken": id}
-        assert (id_in_tail(parts[1][1]) if message.key is None else message.id) == id
+@given(id=IDS, name=st.text(max_size=20), value=VALUES, is_request=st.booleans(), is_last=st.booleans())
+def test_of_a_line_that_is_too_long_the_id_and_the_method_are_read(
+    id: Any, name: str, value: Any, is_request: bool, is_last: bool
+) -> None:
+    ends = {"jsonrpc": "2.0", "id": id} | ({"method": "tools/call"} if is_request else {})
+    large = {"name": name, "value": value, "long": "é" * LONGEST}
+    large = {"params": large} if is_request else {"result": large}
+    line = json.dumps({**large, **ends} if is_last else {**ends, **large}, separators=(",", ":")).encode() + b"\n"
+    (seen,) = split(line, [])
+    assert isinstance(seen, LongLine)
+    message = read_long_line(seen)
+    assert message.key == key_of(id) and message.method == ("tools/call" if is_request else None)
+    assert message.is_request is is_request and message.is_answer is not is_request
+
+
+def test_members_of_inner_objects_are_not_taken_for_those_of_a_long_line() -> None:
+    for tail in ('"}],"id":7}}', '\\",\\"id\\":7}"}', '"},"id":7},{}]}', '","id":7'):
+        assert LongLine(b'{"jsonrpc":"2.0","result":{', tail.encode() + b"\n", 1).read_members() == {"jsonrpc": "2.0"}
 
 
 def test_other_text_is_no_message() -> None:
     for text in (b"[1,2]", b"42", b'"text"', b"{}", b"null", b"[" * 50_000, b'{"jsonrpc":"1.0","id":1}', b"\xff\xfe"):
         assert read_line(text) is None
-    assert read_long_line(b'{"level":"info","message":"' + b"x" * LONGEST_PARSED) is None
-    assert read_long_line(b"x" * LONGEST_PARSED) is None
-
-
-def test_a_number_that_is_cut_is_not_read() -> None:
-    assert read_head(b'{"jsonrpc":"2.0","id":12') == {"jsonrpc": "2.0", "id": None}
-
-
-def test_the_error_flag_at_the_end_of_a_line_is_that_of_the_result() -> None:
-    for tail, expected in (
-        ('"}],"isError":true}}', True),
-        ('"}], "isError": false}}', False),
-        ('"}],"isError":true},"jsonrpc":"2.0","id":5}', True),
-        ('"}],"isError":true,"resultType":"complete"},"id":"a","jsonrpc":"2.0"}', True),
-        ('"}],"_meta":{"isError":true}}}', None),
-        ('"}],"isError":true,"_meta":{}}}', None),
-        ('\\"isError\\":true}}"}]}}', None),
-        ('\\"}],\\"isError\\":true}}', None),
-        ('"}]}}', None),
-    ):
-        assert error_flag_in_tail(tail.encode() + b"\n") is expected, tail
-
-
-@given(content=st.dictionaries(TEXTS, VALUES, max_size=5), sizes=st.lists(st.integers(1, 9)), is_ascii=st.booleans())
-def test_the_outline_of_a_line_has_its_own_members_only(content: Any, sizes: list[int], is_ascii: bool) -> None:
-    rest, outline = json.dumps(content, ensure_ascii=is_ascii).encode(), Outline()
-    while rest:
-        size = sizes.pop() if sizes else len(rest)
-        assert outline.is_closed is (outline.text == b"")
-        outline.add(rest[:size])
-        rest = rest[size:]
-    shown = {name: 0 if isinstance(item, dict | list) else item for name, item in content.items()}
-    assert outline.is_closed and json.loads(outline.text) == shown

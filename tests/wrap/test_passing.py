@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.wrap.client import SERVER, connected, wrapped
+from shotclock.wrap.lines import LONGEST_LINE
+from tests.wrap.client import SERVER, connected, failure, wrapped
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
-PEAK_LIMIT_KB = 30 * 1024
-BIG = 60_000_000
+PEAK_LIMIT_KB = 120 * 1024
+LARGE, TOO_LARGE = 10_000_000, 60_000_000
 
 
 def test_the_client_reads_the_very_bytes_that_the_server_wrote(tmp_path: Path) -> None:
@@ -82,14 +83,27 @@ def test_nothing_is_sent_to_the_server_before_the_client_speaks(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_result_of_60_mb_passes_without_being_gathered() -> None:
+def test_a_result_of_10_mb_passes_and_one_of_60_mb_is_refused_in_bounded_memory() -> None:
     for style in ([], ["--id-last"]):
         with wrapped(server=[*SERVER, *style]) as client:
-            assert len(client.text("big", size=BIG)) == BIG
+            assert len(client.text("big", size=LARGE)) == LARGE
+            text, envelope = failure(client.ask("big", size=TOO_LARGE))
+            assert (
+                envelope["error"]["code"] == "RESULT_TOO_LARGE"
+                and f"the most that is passed on is {LONGEST_LINE}" in text
+            )
             assert client.text("echo", text="next") == "next"
             status = Path(f"/proc/{client.process.pid}/status").read_text()
         peak_kb = int(status.split("VmHWM:")[1].split()[0])
         assert peak_kb <= PEAK_LIMIT_KB
+
+
+@pytest.mark.slow
+def test_a_request_that_is_too_long_is_refused_and_the_next_one_passes() -> None:
+    with wrapped() as client:
+        client.call("echo", text="x" * (LONGEST_LINE + 1), id="long")
+        assert "bytes was not passed on" in client.receive("long")["error"]["message"]
+        assert client.text("echo", text="next") == "next"
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shotclock.wrap.lines import LONGEST_LINE
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, GREETING, RawClient, failure, wrapped
 from tests.wrap.test_policy import SERVER, inbox, wait_for_proposal
 
@@ -311,9 +312,9 @@ def test_long_lists_are_checked_whole_wherever_their_id_is(pinned: Pinned) -> No
 @pytest.mark.slow
 def test_a_list_that_is_too_long_to_be_checked_is_refused(pinned: Pinned) -> None:
     pinned.pin()
-    pinned.publish({"tools": [*CATALOGUE["tools"], {"name": "huge", "description": "x" * 1_500_000}]})
+    pinned.publish({"tools": [*CATALOGUE["tools"], {"name": "huge", "description": "x" * (LONGEST_LINE + 1)}]})
     with pinned.run() as client:
-        assert "cannot be checked" in client.receive(client.request("tools/list"))["error"]["message"]
+        assert "the most that is passed on" in client.receive(client.request("tools/list"))["error"]["message"]
         assert "cannot be checked" in failure(client.ask("add"))[0]
 
 

@@ -12,7 +12,6 @@ from mcp import Client, MCPError, StdioServerParameters
 from shotclock.core.errors import Ending
 from shotclock.wrap.failures import WrapFailure
 from shotclock.wrap.limits import ServerLimits
-from shotclock.wrap.lines import LinePart
 from shotclock.wrap.messages import REVISION_KEY, encode
 from shotclock.wrap.session import ClientSession
 from tests.wrap.client import SERVER, connected, failure, wrapped
@@ -75,7 +74,7 @@ class ModernServer(ReadyServer):
             found: Any = {"error": {"code": -32602, "message": "no such tool"}}
             if request["method"] == "server/discover":
                 found = {"result": {"resultType": "complete", "supportedVersions": ["2026-07-28"]}}
-            session.take_from_server(LinePart.WHOLE, encode({"jsonrpc": "2.0", "id": request["id"], **found}))
+            session.take_from_server(encode({"jsonrpc": "2.0", "id": request["id"], **found}))
 
 
 def test_an_error_of_a_server_of_the_same_revision_passes_unchanged() -> None:
@@ -84,9 +83,7 @@ def test_an_error_of_a_server_of_the_same_revision_passes_unchanged() -> None:
     session.connect(server)
     for id in (1, 2):
         params = {"name": "x", **META}
-        session.take_from_client(
-            LinePart.WHOLE, encode({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
-        )
+        session.take_from_client(encode({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))
         server.answer_all(session)
         server.answer_all(session)
         error = {"code": -32602, "message": "no such tool"}
@@ -99,14 +96,12 @@ def test_an_error_passes_unchanged_if_discovery_is_not_answered(is_lost: bool) -
     client, server = Lines(), ReadyServer()
     session = ClientSession(ServerLimits(), client, lambda text: None)
     session.connect(server)
-    session.take_from_client(
-        LinePart.WHOLE, encode({"jsonrpc": "2.0", "id": 1, "method": "prompts/list", "params": META})
-    )
+    session.take_from_client(encode({"jsonrpc": "2.0", "id": 1, "method": "prompts/list", "params": META}))
     line = b'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no"}}\n'
-    session.take_from_server(LinePart.WHOLE, line)
+    session.take_from_server(line)
     assert not client.lines and b"server/discover" in server.lines[-1]
     if is_lost:
         session.lose_server(WrapFailure("CONNECTION_LOST", "was lost", Ending.FINISHED), None)
     else:
-        session.check_limits(session.next_due_ns, is_client_slow=False)
+        session.check_limits(session.next_due_ns)
     assert client.lines == [line]

@@ -8,7 +8,7 @@ from shotclock.core.clocks import NS_PER_MS
 from shotclock.wrap.failures import WrapFailure
 from shotclock.wrap.gate import Gate, GateSettings
 from shotclock.wrap.limits import CallLimits, ServerLimits, ToolLimits, read_tool_limits
-from shotclock.wrap.lines import LinePart, LineSplitter
+from shotclock.wrap.lines import LONGEST_LINE, LineSplitter
 from shotclock.wrap.messages import RpcMessage, encode
 from shotclock.wrap.requests import EndedRequest
 from shotclock.wrap.restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
@@ -26,12 +26,6 @@ class Lines:
         self.lines.append(line)
         return True
 
-    def write_piece(self, part: LinePart, piece: bytes) -> None:
-        self.lines.append(piece)
-
-    def break_line(self) -> None:
-        self.lines.append(b"\n")
-
 
 class ReadyServer:
     """A server that takes every line and is never started again."""
@@ -47,9 +41,6 @@ class ReadyServer:
     def send(self, line: bytes) -> bool:
         self.lines.append(line)
         return True
-
-    def send_piece(self, part: LinePart, piece: bytes) -> None:
-        self.lines.append(piece)
 
     def probe(self) -> bool:
         return False
@@ -77,9 +68,9 @@ def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() ->
     client, server, ended = Lines(), ReadyServer(), list[EndedRequest]()
     session = ClientSession(ServerLimits(), client, lambda text: None, gate=no_delete(), on_ended=ended.append)
     session.connect(server)
-    session.take_from_client(LinePart.WHOLE, call(1, "delete"))
-    session.take_from_client(LinePart.WHOLE, call(2, "look"))
-    session.take_from_server(LinePart.WHOLE, b'{"jsonrpc":"2.0","id":2,"result":{}}\n')
+    session.take_from_client(call(1, "delete"))
+    session.take_from_client(call(2, "look"))
+    session.take_from_server(b'{"jsonrpc":"2.0","id":2,"result":{}}\n')
     assert server.lines == [call(2, "look")]
     refused = json.loads(client.lines[0])["result"]
     assert refused["isError"] and "was denied by the rule 'deny delete'" in refused["content"][0]["text"]
@@ -87,14 +78,14 @@ def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() ->
     assert [(each.tool, each.outcome) for each in ended] == [("delete", "NOT_ALLOWED"), ("look", "ok")]
 
 
-def test_a_call_that_is_too_long_for_the_policy_does_not_reach_the_server() -> None:
+def test_a_call_that_is_too_long_does_not_reach_the_server() -> None:
     client, server = Lines(), ReadyServer()
     session = ClientSession(ServerLimits(), client, lambda text: None, gate=no_delete())
     session.connect(server)
-    params = {"name": "look", "arguments": {"text": "x" * 200_000}}
+    params = {"name": "look", "arguments": {"text": "x" * LONGEST_LINE}}
     line = encode({"jsonrpc": "2.0", "method": "tools/call", "params": params, "id": "last"})
-    for part, piece in LineSplitter().split(line):
-        session.take_from_client(part, piece)
+    for each in LineSplitter().split(line):
+        session.take_from_client(each)
     refusal = json.loads(client.lines[0])
     assert not server.lines and refusal["id"] == "last" and refusal["error"]["code"] == -32600
 
@@ -103,7 +94,7 @@ def test_a_batch_is_refused_and_not_passed_on() -> None:
     client, server = Lines(), ReadyServer()
     session = ClientSession(ServerLimits(), client, lambda text: None)
     session.connect(server)
-    session.take_from_client(LinePart.WHOLE, b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]\n')
+    session.take_from_client(b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]\n')
     assert not server.lines and json.loads(client.lines[0])["error"]["code"] == -32600
 
 
@@ -112,18 +103,17 @@ def test_a_late_list_of_ours_never_reaches_the_client() -> None:
     gate = Gate(GateSettings(Rules(is_read_only=True)), None, None)
     session = ClientSession(ServerLimits(list_ms=1), client, lambda text: None, gate=gate)
     session.connect(server)
-    session.take_from_client(LinePart.WHOLE, b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n')
-    session.take_from_server(LinePart.WHOLE, b'{"jsonrpc":"2.0","id":1,"result":{"capabilities":{"tools":{}}}}\n')
-    session.take_from_client(LinePart.WHOLE, b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+    session.take_from_client(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n')
+    session.take_from_server(b'{"jsonrpc":"2.0","id":1,"result":{"capabilities":{"tools":{}}}}\n')
+    session.take_from_client(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
     listing = json.loads(server.lines[-1])
     assert listing["method"] == "tools/list"
-    session.take_from_client(LinePart.WHOLE, b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{}}\n')
-    session.check_limits(session.next_due_ns, is_client_slow=False)  # the list is given up
+    session.take_from_client(b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{}}\n')
+    session.check_limits(session.next_due_ns)  # the list is given up
     for id in (listing["id"], 2):
         line = encode({"result": {"tools": [{"name": "x" * 200_000}]}, "jsonrpc": "2.0", "id": id})
         client.lines.clear()
-        for part, piece in LineSplitter().split(line):
-            session.take_from_server(part, piece)
+        session.take_from_server(line)
         assert b"".join(client.lines) == (line if id == 2 else b"")
 
 

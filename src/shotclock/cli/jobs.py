@@ -182,8 +182,8 @@ def _order_job(store: Store, job: Job, order: RunOrder) -> dict[str, object]:
 
 
 def _show_order(envelope: Envelope) -> None:
-    data: Any = envelope.data
-    if envelope.ok and isinstance(data, dict) and "job_id" in data and "status" in data:
+    data: Any = envelope.data if envelope.ok and isinstance(envelope.data, dict) else {}
+    if "job_id" in data and "status" in data:
         write_quietly(sys.stdout, _job_line(data))
     for call in data.get("extended", ()):
         left = "" if call["remaining_ms"] is None else f", {format_duration(call['remaining_ms'])} left"

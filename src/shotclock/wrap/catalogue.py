@@ -48,7 +48,7 @@ class LastCatalogue:
 
     def _key(self, message: RpcMessage) -> str | None:
         """Return the key of an answer; None if it is not kept. Notes the client, which greets before it lists."""
-        if message.method not in METHODS or message.is_long or "cursor" in message.params:
+        if message.method not in METHODS or "cursor" in message.params:
             return None
         envelope = envelope_of_protocol(message.meta)
         if message.method == "initialize":

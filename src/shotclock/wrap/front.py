@@ -12,7 +12,7 @@ from .catalogue import LastCatalogue
 from .gate import Gate
 from .lifecycle import ServerLife
 from .limits import ServerLimits
-from .lines import LONGEST_CHECKED, LineSplitter
+from .lines import LineSplitter
 from .requests import OnEnded, OnOpen
 from .server_process import ServerCommand
 from .session import ClientSession
@@ -50,7 +50,7 @@ class Front:
         )
         self._session.guard.on_open = on_open
         self._life = ServerLife(command, limits, signals, self._session, self._client, self._notes)
-        self._splitter = LineSplitter() if gate is None else LineSplitter(LONGEST_CHECKED)
+        self._splitter = LineSplitter()
         self._is_client_open = True
         self._next_due_ns = 0
         self._poller = select.poll()
@@ -72,7 +72,7 @@ class Front:
                 self._handle(fd, events)
             now_ns = monotonic_ns()
             if now_ns >= self._next_due_ns:
-                self._session.check_limits(now_ns, is_client_slow=self._client.has_unwritten)
+                self._session.check_limits(now_ns)
                 self._life.check_clocks(now_ns)
         self._client.finish(FLUSH_LIMIT_MS)
         if self._gate is not None:
@@ -145,9 +145,8 @@ class Front:
         chunk = read_some(CLIENT_IN)
         if chunk is None:
             return
-        pieces = self._splitter.split(chunk) if chunk else self._splitter.finish()
-        for part, piece in pieces:
-            self._session.take_from_client(part, piece)
+        for line in self._splitter.split(chunk) if chunk else self._splitter.finish():
+            self._session.take_from_client(line)
         if not chunk:
             self._lose_client()
 

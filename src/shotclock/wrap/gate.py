@@ -129,7 +129,7 @@ class Gate:
 
     def _refuse(self, message: RpcMessage) -> WrapFailure | None:
         if message.method == "tools/call" and not isinstance(message.params.get("name"), str):
-            return _denied("was denied: it has no name, or one behind long arguments, so it cannot be checked")
+            return _denied("was denied: it has no name, so it cannot be checked")
         return None if self._pins is None else self._pins.refuse(message)
 
     def _take_call(self, request: ClientRequest, message: RpcMessage) -> bool:
@@ -235,14 +235,6 @@ class Gate:
             self._asked.drop_changed()
         for request in unchecked:
             self._take_again(request)
-
-    def must_see(self, message: RpcMessage) -> bool:
-        """Return whether a long line has to be read whole: it may turn out to be a list."""
-        if self.checks_answers and any(self.screens(each) for each in self._guard.requests):
-            return True
-        return message.is_answer and (
-            self._lists.may_be_answered if message.key is None else self._memory.is_own(message.id)
-        )
 
     @property
     def checks_answers(self) -> bool:

@@ -105,10 +105,6 @@ class RequestGuard:
     def next_due_ns(self) -> int:
         return min(self.requests.next_due_ns, self._beat_ns, self._look_ns)
 
-    def postpone(self, until_ns: int) -> None:
-        """Look at the requests later: the answer to one of them is on its way."""
-        self.requests.next_due_ns = max(self.requests.next_due_ns, until_ns)
-
     def check(self, now_ns: int) -> None:
         if now_ns >= self.requests.next_due_ns:
             for request, kind in self.requests.take_due(now_ns):

@@ -16,28 +16,16 @@ _LONGEST_ESCAPE = 12  # a pair of \uXXXX
 _STRUCTURED = b'"structuredContent"'  # inside a text its quotes would be escaped
 
 
-class LargeResult:
-    """The answer to a call as it comes. Up to the limit it is kept in memory, beyond that in a file."""
+def has_structure(line: bytes) -> bool:
+    """Return whether the result has structured content."""
+    return _STRUCTURED in line
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._capture = Capture(limit, spill_path(f"wrap-{new_request_id()}.json"))
-        self._last = b""
-        self.is_structured: bool = False
-        """Whether the result has structured content, as far as it has come."""
 
-    def add(self, piece: bytes) -> None:
-        self._capture.add(piece)
-        if not self.is_structured:
-            seen = self._last + piece
-            self.is_structured, self._last = _STRUCTURED in seen, seen[-len(_STRUCTURED) :]
-
-    def finish(self, request: ClientRequest, *, is_error: bool, is_modern: bool) -> bytes:
-        """Return the line for the client: the same, or a cut one."""
-        captured = self._capture.finish()
-        if not captured.truncated:
-            return captured.head + captured.tail
-        return _cut_line(request, captured, is_error=is_error, is_modern=is_modern)
+def cut_result(request: ClientRequest, line: bytes, limit: int, *, is_error: bool, is_modern: bool) -> bytes:
+    """Return the answer to a call cut to head and tail, and keep the whole in a file."""
+    capture = Capture(limit, spill_path(f"wrap-{new_request_id()}.json"))
+    capture.add(line)
+    return _cut_line(request, capture.finish(), is_error=is_error, is_modern=is_modern)
 
 
 def _cut_line(request: ClientRequest, captured: Captured, *, is_error: bool, is_modern: bool) -> bytes:

@@ -20,7 +20,7 @@ from ..process.clock import monotonic_ns
 from ..process.foreground import TerminalSignals
 from .failures import CONNECTION_CLOSED, WrapFailure, reported_failure
 from .limits import ServerLimits
-from .lines import READ_SIZE, LinePart, LineSplitter
+from .lines import READ_SIZE, LineSplitter
 from .messages import RpcMessage, encode, key_of
 from .remote.endpoint import AdapterReport
 from .replay import OWN_PREFIX, Greeting
@@ -135,11 +135,6 @@ class ServerLife:
         self._lose_stream("closed its stdin")
         return False
 
-    def send_piece(self, part: LinePart, piece: bytes) -> None:
-        if self.writer is not None:
-            self._active_ns = monotonic_ns()
-            self.writer.write_piece(part, piece)
-
     def probe(self) -> bool:
         memory = self._session.memory
         if memory.can_probe:
@@ -211,7 +206,7 @@ class ServerLife:
         if message.is_error or memory.greeting is None:
             self.kill("refused the greeting of the client")
             return
-        if not message.is_long and (greeting := Greeting.of(message.result)) != memory.greeting:
+        if (greeting := Greeting.of(message.result)) != memory.greeting:
             self.note("the server has another protocol revision or other capabilities than before")
             memory.greeting = greeting
         for _, line in memory.lines_after_greeting():
@@ -236,10 +231,10 @@ class ServerLife:
             if not self._is_closing:
                 self._lose_stream("closed its stdout")
             return False
-        for part, piece in self._splitter.split(chunk):
-            report = AdapterReport.of_line(piece) if self._command.is_adapter and part is LinePart.WHOLE else None
+        for line in self._splitter.split(chunk):
+            report = AdapterReport.of_line(line) if self._command.is_adapter and isinstance(line, bytes) else None
             if report is None:
-                self._session.take_from_server(part, piece)
+                self._session.take_from_server(line)
             elif report.id is None:
                 self._lose_session(report)
             else:
@@ -262,7 +257,7 @@ class ServerLife:
             else:
                 error = {"code": CONNECTION_CLOSED, "message": f"the server {report.why}"}
                 line = encode({"jsonrpc": "2.0", "id": report.id, "error": error})
-                self._session.take_from_server(LinePart.WHOLE, line)
+                self._session.take_from_server(line)
         elif request is None or request.state is RequestState.HELD:
             return
         elif request.state is RequestState.CANCELLED:
@@ -302,10 +297,8 @@ class ServerLife:
             for _ in range(MOST_READS_AT_END):
                 if not read():
                     break
-        if not self._splitter.is_inside_long_line:
-            for part, piece in self._splitter.finish():
-                self._session.take_from_server(part, piece)
-        self._client.break_line()
+        for line in self._splitter.finish():
+            self._session.take_from_server(line)
         self._last_stderr = process.stderr
         lost = self._describe_loss(process)
         self.process = self.writer = None

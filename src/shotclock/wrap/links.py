@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from .failures import WrapFailure
-from .lines import LinePart
 from .messages import RpcMessage
 
 Note = Callable[[str], None]
@@ -42,8 +41,6 @@ class ServerLink(Protocol):
         """Send a line. Return False if the server is certain to read none of it."""
         ...
 
-    def send_piece(self, part: LinePart, piece: bytes) -> None: ...
-
     def probe(self) -> bool:
         """Send a request that a living server answers at once. Return False where none is possible."""
         ...
@@ -64,10 +61,4 @@ class ServerLink(Protocol):
 class ClientLink(Protocol):
     """The client."""
 
-    def break_line(self) -> None:
-        """End a long line whose rest will never come."""
-        ...
-
     def write_line(self, line: bytes) -> bool: ...
-
-    def write_piece(self, part: LinePart, piece: bytes) -> None: ...

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 
 from ..core.json_values import is_deeper_than
-from ..core.value_types import record
-from .lines import read_head, replace_id_in_head, replace_id_in_tail
+from ..core.value_types import record, replace
+from .lines import LongLine, replace_id_in_head, replace_id_in_tail
 
 # `1` and `"1"` are two ids, and in Python 1 == True == 1.0: the type is part of the key.
 Key = tuple[str, object]
 JsonObject = dict[str, object]
 DEPTH_READ = 900
+INVALID_REQUEST = -32600
 
 # A request that stays open for hours: its answer is the end of a subscription.
 LISTEN = "subscriptions/listen"
@@ -70,17 +71,16 @@ REVISION_KEY = _ENVELOPE_PREFIX + "protocolVersion"
 
 @record
 class RpcMessage:
-    """A message of either side. `line` is its bytes, or the first piece of a long line."""
+    """A message of either side. `line` is its bytes."""
 
     line: bytes
     id: object
     key: Key | None
     method: str | None
     params: JsonObject
-    result: object  # of a long line at most its `isError`
+    result: object
     is_error: bool
     is_answer: bool
-    is_long: bool
 
     @property
     def is_request(self) -> bool:
@@ -95,14 +95,10 @@ class RpcMessage:
     def is_tool_error(self) -> bool:
         return isinstance(self.result, dict) and self.result.get("isError") is True
 
-    def with_id(self, new_id: str | int) -> bytes | None:
-        """Return the line with another id; None if a long line has its id further behind."""
-        changed = replace_id_in_head(self.line, new_id)
-        if changed is None and not self.is_long:
-            changed = replace_id_in_tail(self.line, new_id)
-            if changed is None:
-                changed = encode({**json.loads(self.line), "id": new_id})
-        return changed
+    def with_id(self, new_id: str | int) -> bytes:
+        """Return the line with another id."""
+        changed = replace_id_in_head(self.line, new_id) or replace_id_in_tail(self.line, new_id)
+        return changed or encode({**json.loads(self.line), "id": new_id})
 
 
 def read_line(line: bytes) -> RpcMessage | None:
@@ -116,7 +112,7 @@ def read_line(line: bytes) -> RpcMessage | None:
     # It must be possible to write what was read, and the encoder has the same limit.
     if line.count(b"[") + line.count(b"{") > DEPTH_READ and is_deeper_than(DEPTH_READ, content):
         return None
-    return _message(line, content, is_long=False)
+    return _message(line, content)
 
 
 def read_strictly(line: bytes) -> RpcMessage | None:
@@ -145,16 +141,14 @@ def _is_disguised(word: str) -> bool:
     return word not in _DECISIVE and word.casefold().partition("\0")[0].strip() in _DECISIVE
 
 
-def read_long_line(head: bytes) -> RpcMessage | None:
-    """Return the message that a long line begins. Its id is missing where it follows behind the large part."""
-    content = read_head(head)
-    first = next(iter(content), None)
-    if first not in ("jsonrpc", "id", "method", "params", "result", "error"):
-        return None
-    return _message(head, content, is_long=True)
+def read_long_line(line: LongLine) -> RpcMessage:
+    """Return what is known of a line that is too long to be passed."""
+    members = line.read_members()
+    message = _message(b"", members)
+    return replace(message, is_answer=message.method is None)
 
 
-def _message(line: bytes, content: JsonObject, *, is_long: bool) -> RpcMessage:
+def _message(line: bytes, content: JsonObject) -> RpcMessage:
     method, params, id = content.get("method"), content.get("params"), content.get("id")
     return RpcMessage(
         line=line,
@@ -165,13 +159,12 @@ def _message(line: bytes, content: JsonObject, *, is_long: bool) -> RpcMessage:
         result=content.get("result"),
         is_error="error" in content,
         is_answer="result" in content or "error" in content,
-        is_long=is_long,
     )
 
 
 def error_of(message: RpcMessage) -> JsonObject:
-    """Return the error of a message; an empty one if there is none, or if the line is too long to be read."""
-    content = {} if message.is_long or not message.is_error else json.loads(message.line)
+    """Return the error of a message; an empty one if there is none."""
+    content = json.loads(message.line) if message.is_error else {}
     error = content.get("error")
     return error if isinstance(error, dict) else {}
 
@@ -190,6 +183,12 @@ def request_line(id: str, method: str, params: Mapping[str, object] | None = Non
 
 def notification_line(method: str, params: Mapping[str, object] | None = None) -> bytes:
     return encode({"jsonrpc": "2.0", "method": method, **({"params": params} if params else {})})
+
+
+def error_line(id: object, why: str) -> bytes:
+    """Return our refusal of a request, or of a line without an id."""
+    error = {"code": INVALID_REQUEST, "message": f"shotclock: {why}"}
+    return encode({"jsonrpc": "2.0", "id": id, "error": error})
 
 
 def cancellation_line(id: object, reason: str) -> bytes:

@@ -55,11 +55,8 @@ class ServerQuestions:
         server_id = self.close(message.key)
         if server_id is None and self.has_fresh_ids:
             return
-        line: bytes | None = message.line
-        if server_id is not None and key_of(server_id) != message.key:
-            line = message.with_id(server_id)
-        if line is not None:
-            self._server.send(line)
+        is_renamed = server_id is not None and key_of(server_id) != message.key
+        self._server.send(message.with_id(server_id) if is_renamed and server_id is not None else message.line)
 
     def take_cancellation(self, message: RpcMessage) -> None:
         """Pass `notifications/cancelled` of the server, with the id that the client knows."""

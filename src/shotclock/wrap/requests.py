@@ -201,18 +201,14 @@ OnOpen = Callable[[list[OpenRequest]], None]
 
 
 def outcome_of(answer: RpcMessage) -> str:
-    """Return the outcome of a request that the server has answered. A long answer may have `isError` out of sight."""
+    """Return the outcome of a request that the server has answered."""
     if answer.is_error:
         return "error"
-    if answer.is_long and answer.result is None:
-        return "answered"
     return "tool_error" if answer.is_tool_error else "ok"
 
 
 def digest_of_arguments(call: RpcMessage) -> str | None:
-    """Return the SHA-256 of the arguments as canonical JSON; None if they are too long to be read."""
-    if call.is_long:
-        return None
+    """Return the SHA-256 of the arguments as canonical JSON; None if there is none."""
     try:
         return digest(call.params.get("arguments", {}))
     except (ValueError, TypeError):  # NaN, or nested too deep
@@ -229,7 +225,7 @@ def new_request(message: RpcMessage, now_ns: int) -> ClientRequest:
         key=message.key,
         method=message.method,
         tool=name if message.method == "tools/call" and isinstance(name, str) else "",
-        line=b"" if message.is_long else message.line,  # a long line is not kept
+        line=message.line,
         arrived_ns=now_ns,
         size=len(message.line),
         token=key_of(message.meta.get("progressToken")),

@@ -1,7 +1,6 @@
 """One client connection: the way of each whole message, over all processes of the server.
 
-Messages pass as bytes, and the ids of the client are never changed. Long lines have ways of their own: `long_requests`
-and `long_answers`. docs/design.md: R75.
+Messages pass as bytes, and the ids of the client are never changed. docs/design.md: R75.
 """
 
 from __future__ import annotations
@@ -15,13 +14,22 @@ from .failures import WrapFailure
 from .gate import Gate
 from .guard import RequestGuard
 from .known_tools import KnownTools
-from .large_results import LargeResult
+from .large_results import cut_result, has_structure
 from .limits import ServerLimits
-from .lines import LinePart
+from .lines import LONGEST_LINE, LongLine
 from .links import ClientLink, Note, ServerLink
-from .long_answers import LongAnswers
-from .long_requests import LongRequests
-from .messages import LIST_CHANGES, LISTEN, RpcMessage, encode, key_of, notification_line, read_line, read_strictly
+from .messages import (
+    LIST_CHANGES,
+    LISTEN,
+    RpcMessage,
+    encode,
+    error_line,
+    key_of,
+    notification_line,
+    read_line,
+    read_long_line,
+    read_strictly,
+)
 from .questions import ServerQuestions
 from .replay import ReplayMemory
 from .requests import (
@@ -61,10 +69,6 @@ class ClientSession:
         self.noise_lines: int = 0
         self._questions = ServerQuestions(client, self.guard, self.memory)
         self._revisions = RevisionCheck(self.guard, self.memory, self._pass_answer)
-        self._long_requests = LongRequests(self, self.guard, self._questions, gate is not None, limits.call.queue_ms)
-        self._long_answers = LongAnswers(
-            self, client, self.guard, self.memory, self._questions, gate, limits.result_bytes
-        )
         self._limits = limits
         self._client = client
         self._note = note
@@ -82,7 +86,7 @@ class ClientSession:
 
     def connect(self, server: ServerLink) -> None:
         self._server = server
-        for part in (self.guard, self._questions, self._revisions, self._long_requests, self._long_answers):
+        for part in (self.guard, self._questions, self._revisions):
             part.connect(server)
         if self._gate is not None:
             self._gate.connect_server(server)
@@ -90,29 +94,25 @@ class ClientSession:
     @property
     def is_client_paused(self) -> bool:
         """Return whether nothing more of the client may be read until the server is ready."""
-        return self._long_requests.is_parked or self._held_size > MOST_HELD
+        return self._held_size > MOST_HELD
 
     @property
-    def is_holding(self) -> bool:
+    def has_held(self) -> bool:
         """Return whether messages wait for the server."""
         return bool(self._held)
 
     @property
-    def has_held(self) -> bool:
-        return self.is_holding or self._long_requests.is_parked
-
-    @property
     def is_quiet(self) -> bool:
         """Return whether neither side waits for the other."""
-        return not self.requests.has_waiting and not self._questions and not self._long_requests.is_inside
+        return not self.requests.has_waiting and not self._questions
 
     # --- from the client -----------------------------------------------------------------------------------------
 
-    def take_from_client(self, part: LinePart, piece: bytes) -> None:
-        if part is not LinePart.WHOLE:
-            self._long_requests.take(part, piece)
-        elif (message := self._read(piece)) is None:
-            self._pass_unread(piece)
+    def take_from_client(self, line: bytes | LongLine) -> None:
+        if isinstance(line, LongLine):
+            self._refuse_long_line(line)
+        elif (message := self._read(line)) is None:
+            self._pass_unread(line)
         elif message.is_request:
             self._take_request(message)
         elif message.is_answer:
@@ -126,17 +126,23 @@ class ClientSession:
             self._refuse_line(None, "batches of messages are not passed on; send each message as a line of its own")
         elif line.strip() and self._gate is not None:
             message = read_line(line)
-            self.refuse_unread(message.id if message is not None and message.is_request else None)
+            self._refuse_unread(message.id if message is not None and message.is_request else None)
         elif line.strip() and self._server.accepts:
             self._server.send(line)
 
-    def refuse_unread(self, id: object) -> None:
+    def _refuse_unread(self, id: object) -> None:
         """Refuse a line that a tolerant server might take for a call."""
-        self._refuse_line(id, "a line that is no valid message, too long, or ambiguous in its keys was not passed on")
+        self._refuse_line(id, "a line that is no valid message, or ambiguous in its keys, was not passed on")
+
+    def _refuse_long_line(self, line: LongLine) -> None:
+        message = read_long_line(line)
+        why = f"a line of {line.size} bytes was not passed on: the most is {LONGEST_LINE}"
+        if message.is_answer and (server_id := self._questions.close(message.key)) is not None:
+            self._server.send(error_line(server_id, why))
+        self._refuse_line(message.id if message.is_request else None, why)
 
     def _refuse_line(self, id: object, why: str) -> None:
-        error = {"code": -32600, "message": f"shotclock: {why}"}
-        self._client.write_line(encode({"jsonrpc": "2.0", "id": id, "error": error}))
+        self._client.write_line(error_line(id, why))
 
     def _take_request(self, message: RpcMessage) -> None:
         if self.requests.find(message.key) is not None or self.memory.is_own(message.id):
@@ -144,7 +150,7 @@ class ClientSession:
             return
         if self._answer_from_catalogue(message):
             return
-        request = self.open_request(message, len(message.line))
+        request = self._open_request(message)
         if request is not None and (self._gate is None or self._gate.take(request, message)):
             self._forward(request)
 
@@ -176,10 +182,10 @@ class ClientSession:
 
     def keep_greeting(self, answer: RpcMessage) -> None:
         """Keep the answer to a greeting that we have sent."""
-        if self._catalogue is not None and not answer.is_long:
+        if self._catalogue is not None:
             self._catalogue.keep(self.memory.initialize_line, answer)
 
-    def open_request(self, message: RpcMessage, size: int) -> ClientRequest | None:
+    def _open_request(self, message: RpcMessage) -> ClientRequest | None:
         """Open a request; None if it is answered at once."""
         self.memory.note_client_message(message)
         request = new_request(message, monotonic_ns())
@@ -189,7 +195,6 @@ class ClientSession:
         if request.is_call:
             request.effects = self._tools.find(request.tool).effects
             request.digest = digest_of_arguments(message) if self.guard.is_recorded else None
-            request.size = size
         self.guard.watch(request)
         unusable = self._revisions.refuse(message) or self._server.want()
         if unusable is not None:
@@ -210,7 +215,7 @@ class ClientSession:
 
     def _take_client_notification(self, message: RpcMessage) -> None:
         if self._gate is not None and self._gate.guards(message.method):
-            self.refuse_unread(None)  # a call without an id
+            self._refuse_unread(None)  # a call without an id
             return
         self.memory.note_client_message(message)
         if message.method == "notifications/cancelled":
@@ -230,18 +235,35 @@ class ClientSession:
 
     # --- from the server -----------------------------------------------------------------------------------------
 
-    def take_from_server(self, part: LinePart, piece: bytes) -> None:
-        if part is not LinePart.WHOLE:
-            self._long_answers.take(part, piece)
-        elif (message := read_line(piece)) is not None:
-            if self._gate is not None and self._gate.checks_answers and read_strictly(piece) is None:
-                self.refuse_answer(message, piece)
+    def take_from_server(self, line: bytes | LongLine) -> None:
+        if isinstance(line, LongLine):
+            self._drop_long_line(line)
+        elif (message := read_line(line)) is not None:
+            if self._gate is not None and self._gate.checks_answers and read_strictly(line) is None:
+                self._refuse_answer(message, line)
             else:
                 self._take_server_message(message)
-        elif piece.strip():
-            self.take_noise(piece)
+        elif line.strip():
+            self._take_noise(line)
 
-    def refuse_answer(self, message: RpcMessage, line: bytes) -> None:
+    def _drop_long_line(self, line: LongLine) -> None:
+        """Answer the request that a line was about which is too long to be passed."""
+        message = read_long_line(line)
+        self._server.heard(message)
+        what = f"was answered with {line.size} bytes; the most that is passed on is {LONGEST_LINE}"
+        request = self.requests.find(message.key) if message.is_answer else None
+        if request is not None and request.state is not RequestState.HELD:
+            self.guard.fail(request, WrapFailure("RESULT_TOO_LARGE", what, Ending.FINISHED))
+        elif self.memory.is_own(message.id) and self._gate is not None:
+            self._gate.fail_list(message.id, f"it {what}")
+        else:
+            self._note(f"shotclock: dropped a line of the server of {line.size} bytes: the most is {LONGEST_LINE}")
+            if message.is_request:
+                self._server.send(error_line(message.id, "the request is too long to be passed on"))
+        if message.is_answer:
+            self.guard.answer_stopping()
+
+    def _refuse_answer(self, message: RpcMessage, line: bytes) -> None:
         """Refuse a message that the client may read differently, while definitions are pinned."""
         self._server.heard(message)
         why = "a message that is ambiguous in its keys, which cannot be checked"
@@ -251,9 +273,9 @@ class ClientSession:
         elif self.memory.is_own(message.id) and self._gate is not None:
             self._gate.fail_list(message.id, f"it was answered with {why}")
         else:
-            self.take_noise(line)
+            self._take_noise(line)
 
-    def take_noise(self, line: bytes) -> None:
+    def _take_noise(self, line: bytes) -> None:
         self.noise_lines += 1
         self._note(line.decode("utf-8", "replace").rstrip("\r\n"))
 
@@ -263,8 +285,7 @@ class ClientSession:
             self._take_server_answer(message)
         elif message.is_request:
             new_id = self._questions.open(message.id)
-            line = message.line if new_id is None else message.with_id(new_id)
-            self._client.write_line(line or message.line)
+            self._client.write_line(message.line if new_id is None else message.with_id(new_id))
         else:
             self._take_server_notification(message)
 
@@ -282,17 +303,15 @@ class ClientSession:
         elif self._revisions.take(request, message):
             pass
         elif request.is_call and not message.is_error and 0 < self._limits.result_bytes < len(message.line):
-            large = LargeResult(self._limits.result_bytes)
-            large.add(message.line)
-            self.write_large(request, message, large)
-            self.finish(request, message, len(message.line))
+            self._write_large(request, message)
+            self._finish(request, message)
         elif request.state is not RequestState.STOPPING or not message.is_error:
             self._pass_answer(request, message)
         self.guard.answer_stopping()
 
     def _pass_answer(self, request: ClientRequest, message: RpcMessage) -> None:
         self._client.write_line(self._screen(request, message))  # first: the client can work while we note the end
-        self.finish(request, message, len(message.line))
+        self._finish(request, message)
 
     def _screen(self, request: ClientRequest, message: RpcMessage) -> bytes:
         return message.line if self._gate is None else self._gate.screen(request, message)
@@ -301,26 +320,27 @@ class ClientSession:
         if self._gate is not None:
             self._gate.list_if_stale()
 
-    def write_large(self, request: ClientRequest, message: RpcMessage, large: LargeResult) -> None:
+    def _write_large(self, request: ClientRequest, message: RpcMessage) -> None:
         # Clients refuse a success without the structured content that the tool declares.
         has_schema = self._tools.find(request.tool).has_output_schema
-        is_error = message.is_tool_error or (large.is_structured if has_schema is None else has_schema)
-        self._client.write_line(large.finish(request, is_error=is_error, is_modern=self.memory.is_modern))
+        is_error = message.is_tool_error or (has_structure(message.line) if has_schema is None else has_schema)
+        limit, is_modern = self._limits.result_bytes, self.memory.is_modern
+        self._client.write_line(cut_result(request, message.line, limit, is_error=is_error, is_modern=is_modern))
 
-    def finish(self, request: ClientRequest, message: RpcMessage, size: int) -> None:
+    def _finish(self, request: ClientRequest, message: RpcMessage) -> None:
         self.requests.remove(request)
         self.requests.remember(request.key)
         if self._gate is not None and request.approval:
             is_failed = message.is_error or message.is_tool_error
             self._gate.note_end(request, "TOOL_FAILED" if is_failed else None)
-        if self._catalogue is not None and request.line and not message.is_long:
+        if self._catalogue is not None and request.line:
             self._catalogue.keep(request.line, message)
         if not message.is_error:
             self.memory.note_result(request, message.result)
             self._list_if_stale()  # a call may have come before the greeting was answered
             if request.method == "tools/list":
                 self._tools.learn(message.result)
-        self.guard.report(request, outcome_of(message), answer_bytes=size)
+        self.guard.report(request, outcome_of(message), answer_bytes=len(message.line))
 
     def _take_server_notification(self, message: RpcMessage) -> None:
         if message.method == "notifications/cancelled":
@@ -341,21 +361,17 @@ class ClientSession:
     @property
     def next_due_ns(self) -> int:
         gate_ns = NEVER_NS if self._gate is None else self._gate.next_due_ns
-        long_ns = min(self._long_requests.next_due_ns, self._long_answers.next_due_ns)
-        return min(self.guard.next_due_ns, self._revisions.next_due_ns, self._changes_ns, long_ns, gate_ns)
+        return min(self.guard.next_due_ns, self._revisions.next_due_ns, self._changes_ns, gate_ns)
 
-    def check_limits(self, now_ns: int, *, is_client_slow: bool) -> None:
-        self._long_answers.postpone_limits(now_ns)
+    def check_limits(self, now_ns: int) -> None:
         self.guard.check(now_ns)
         self._revisions.check(now_ns)
         if self._gate is not None:
             self._gate.check(now_ns)
         if self._held:
             self._keep_held([each for each in self._held if isinstance(each, RpcMessage) or self._is_open(each)])
-        self._long_requests.check(now_ns)
         if now_ns >= self._changes_ns:
             self._announce_changes()
-        self._long_answers.check(now_ns, is_client_slow=is_client_slow)
 
     def _is_open(self, request: ClientRequest) -> bool:
         return self.requests.find(request.key) is request
@@ -376,15 +392,12 @@ class ClientSession:
             else:
                 self._server.send(each.line)
         self._list_if_stale()
-        self._long_requests.send_parked()
 
     def lose_server(self, lost: WrapFailure, unusable: WrapFailure | None) -> None:
         """Answer the requests in flight, or hold those that may be repeated for the next server process.
 
         `unusable` is the answer to held requests, if there will be no such process soon.
         """
-        self._long_requests.note_lost_server()
-        self._long_answers.forget()
         self._questions.cancel_all()
         self._revisions.note_lost_server()
         if self._gate is not None:
@@ -404,8 +417,6 @@ class ClientSession:
                 case RequestState.HELD if unusable is not None:
                     self.guard.answer_lost(request, lost if request.is_repeated else unusable)
         self._keep_held([*again, *self._held] if unusable is None else [])
-        if unusable is not None:
-            self._long_requests.drop_parked()
 
     def announce_restart(self, kinds: list[str]) -> None:
         """Announce lists that may have changed, together with the announcements of the new server."""

@@ -9,7 +9,7 @@ import stat
 from ..core.clocks import NS_PER_MS
 from ..process.clock import monotonic_ns
 from ..process.command_task import PIPE_ROOM
-from .lines import READ_SIZE, LinePart
+from .lines import READ_SIZE
 
 # A reader that is this far behind stops the other side, as a pipe would.
 MOST_UNWRITTEN = 256 * 1024
@@ -28,14 +28,12 @@ def read_some(fd: int) -> bytes | None:
 
 
 class LineWriter:
-    """A descriptor to which lines are written. A line never begins in the middle of a long one."""
+    """A descriptor to which lines are written."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.is_broken: bool = False
         self._unwritten = bytearray()
-        self._is_inside_line = False
-        self._waiting: list[bytes] = []
         mode = os.fstat(fd).st_mode
         # Other programs may share a terminal or a file, and their flags are not ours to change.
         self._has_own_flags = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
@@ -52,39 +50,15 @@ class LineWriter:
 
     def write_line(self, line: bytes) -> bool:
         """Write a line, now or later. Return False if its reader is gone."""
-        if self._is_inside_line:
-            self._waiting.append(line)
-        else:
-            self._write(line)
-        return not self.is_broken
-
-    def write_piece(self, part: LinePart, piece: bytes) -> None:
-        self._is_inside_line = part is not LinePart.END
-        self._write(piece)
-        if part is LinePart.END:
-            self._write_waiting()
-
-    def break_line(self) -> None:
-        """End a long line whose rest will never come."""
-        if self._is_inside_line:
-            self._is_inside_line = False
-            self._write(b"\n")
-            self._write_waiting()
-
-    def _write_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for line in waiting:
-            self._write(line)
-
-    def _write(self, data: bytes) -> None:
         if self.is_broken:
-            return
+            return False
         if self._unwritten or not self._has_own_flags:
-            self._unwritten += data
-            return
-        written = self._write_some(data)
-        if written < len(data):
-            self._unwritten += memoryview(data)[written:]
+            self._unwritten += line
+            return True
+        written = self._write_some(line)
+        if written < len(line):
+            self._unwritten += memoryview(line)[written:]
+        return not self.is_broken
 
     def flush(self) -> None:
         """Write as much as the reader takes. Called when the descriptor is ready."""

@@ -151,7 +151,6 @@ class HttpClient:
             refusal = f"it {failure.fate}: the server {failure.why}"
         except MessageTooLarge as error:
             refusal = str(error)
-        posting.body.close()
         if refusal:
             note(f"the server did not accept {posting.what}: {refusal}")
         return not refusal
@@ -176,7 +175,6 @@ class HttpClient:
                     del self._open[exchange.key]
             exchange.has_sent.set()
             exchange.ended.set()
-            exchange.body.close()
 
     # --- failures and the end ------------------------------------------------------------------------------------
 
@@ -187,7 +185,7 @@ class HttpClient:
 
     def _report_lost(self, exchange: RequestExchange) -> None:
         """Report a request that the next session may send."""
-        line = exchange.body.read().decode("utf-8", "replace") + "\n" if exchange.body.size < LONGEST_REPEATED else ""
+        line = exchange.body.text.decode("utf-8", "replace") + "\n" if exchange.body.size < LONGEST_REPEATED else ""
         self._report(exchange, NoAnswer("CONNECTION_LOST", Fate.NOT_SENT, self._why_lost), line)
 
     def _lose_session(self, exchange: RequestExchange | None = None) -> None:

@@ -189,7 +189,7 @@ class HttpLink:
         for name, text in headers.items():
             connection.putheader(name, text.encode("latin-1", "replace"))
         try:
-            connection.endheaders(None if body is None else body.pieces())
+            connection.endheaders(None if body is None else body.text)
         except ConnectionError:
             if body is None or body.size <= READ_SIZE:
                 raise

@@ -1,18 +1,13 @@
-"""Messages from HTTP bodies: collected in memory or, if they are long, in a file; and events of an event stream."""
+"""Messages from HTTP bodies, and events of an event stream."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-import tempfile
 from collections.abc import Iterator
 
-from ..lines import LONGEST_PARSED, READ_SIZE, TAIL_SIZE, id_in_tail
-from ..messages import RpcMessage, key_of, read_line, read_long_line
+from ..lines import LONGEST_LINE
+from ..messages import RpcMessage, read_line
 
-LARGEST_MESSAGE = 1024 * 1024 * 1024
-# A longer message is read at both ends only.
-LONGEST_READ = 1024 * 1024
 LONGEST_FIELD = 8 * 1024  # of an event, except its data
 
 _END_OF_LINE = re.compile(rb"\r\n?|\n")
@@ -21,54 +16,34 @@ _ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 
 class MessageTooLarge(Exception):
-    """A message that is larger than the limit, or for which there is no room on the disk."""
+    """A message that is larger than the limit."""
 
 
 class CollectedMessage:
     """The bytes of one message, as one line without its end."""
 
     def __init__(self, text: bytes = b"") -> None:
-        self.size: int = 0
-        self._file = tempfile.SpooledTemporaryFile(LONGEST_PARSED)  # noqa: SIM115
+        self._text = bytearray()
         self.add(text)
+
+    @property
+    def size(self) -> int:
+        return len(self._text)
+
+    @property
+    def text(self) -> bytes:
+        return bytes(self._text)
 
     def add(self, piece: bytes) -> None:
         """Add bytes. Raises MessageTooLarge."""
         piece = piece.translate(_ONE_LINE)
-        if not self.size:
-            piece = piece.lstrip()
-        self.size += len(piece)
-        if self.size > LARGEST_MESSAGE:
-            raise MessageTooLarge(f"it is longer than {LARGEST_MESSAGE} bytes")
-        try:
-            self._file.write(piece)
-            self._file.flush()
-        except OSError as error:
-            raise MessageTooLarge(f"it cannot be stored in a temporary file: {error.strerror}") from None
-
-    def read(self, start: int = 0, most: int = -1) -> bytes:
-        """Return a part of a message that is complete."""
-        self._file.seek(start)
-        return self._file.read(most)
+        self._text += piece if self._text else piece.lstrip()
+        if len(self._text) > LONGEST_LINE:
+            raise MessageTooLarge(f"it is longer than {LONGEST_LINE} bytes")
 
     def parse(self) -> RpcMessage | None:
         """Return the message; None for any other text."""
-        if self.size <= LONGEST_READ:
-            return read_line(self.read())
-        message = read_long_line(self.read(0, LONGEST_PARSED))
-        if message is not None and message.key is None:
-            message.id = id_in_tail(self.read(self.size - TAIL_SIZE))
-            message.key = key_of(message.id)
-        return message
-
-    def pieces(self) -> Iterator[bytes]:
-        self._file.seek(0)
-        while piece := self._file.read(READ_SIZE):
-            yield piece
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
+        return read_line(self.text)
 
 
 class EventReader:
@@ -101,7 +76,7 @@ class EventReader:
                 yield message
 
     def _add(self, piece: bytes) -> None:
-        """Add a piece of a line. The data of an event are stored at once, since they may be long."""
+        """Add a piece of a line. The data of an event may be long and are kept apart."""
         if self._is_in_data:
             self._data.add(piece)
             return

@@ -56,22 +56,14 @@ class LineOutput:
         self._fd = fd
         self._lock = threading.Lock()
 
-    def write(self, message: CollectedMessage) -> None:
-        with self._lock:
-            for piece in message.pieces():
-                self._write(piece)
-            self._write(b"\n")
-
     def write_line(self, line: bytes) -> None:
+        rest = memoryview(line)
         with self._lock:
-            self._write(line)
-
-    def _write(self, piece: bytes) -> None:
-        while piece:
-            try:
-                piece = piece[os.write(self._fd, piece) :]
-            except OSError:  # the process that started us is gone
-                os._exit(0)
+            while rest:
+                try:
+                    rest = rest[os.write(self._fd, rest) :]
+                except OSError:  # the process that started us is gone
+                    os._exit(0)
 
     def close(self, within_s: float) -> None:
         """Wait for the end of the current line, and write no other."""
@@ -186,7 +178,7 @@ class HttpRequests:
 
     def _describe(self, response: HttpResponse, text: CollectedMessage) -> str:
         """Return the status of a response and the beginning of its text, in one line."""
-        excerpt = self._excerpt(text.read(0, 4 * EXCERPT).decode("utf-8", "replace"))
+        excerpt = self._excerpt(text.text[: 4 * EXCERPT].decode("utf-8", "replace"))
         return self._excerpt(response.title) + (f" ({excerpt})" if excerpt else "")
 
     def _excerpt(self, text: str) -> str:
@@ -262,7 +254,7 @@ class HttpRequests:
         """Write a message of the server to stdout, and note whether it answers the request."""
         message = text.parse()
         if message is None:
-            excerpt = self._excerpt(text.read(0, 4 * EXCERPT).decode("utf-8", "replace"))
+            excerpt = self._excerpt(text.text[: 4 * EXCERPT].decode("utf-8", "replace"))
             note(f"dropped a text of the server that is no message: {excerpt!r}")
             return
         if exchange is not None and message.is_answer:
@@ -273,15 +265,14 @@ class HttpRequests:
                 self._learn(exchange, message, text)
                 exchange.is_answered = True
         if exchange is None or not exchange.is_own:
-            self._output.write(text)
-        text.close()
+            self._output.write_line(text.text + b"\n")
 
     def _learn(self, exchange: RequestExchange, message: RpcMessage, text: CollectedMessage) -> None:
         """Note the parts of an answer that later requests need."""
         if exchange.method == "initialize":
             self._headers.note_greeting(message.result)
-        elif exchange.method == "tools/list" and exchange.is_modern and not message.is_long:
-            self._headers.declared.learn(text.read())
+        elif exchange.method == "tools/list" and exchange.is_modern:
+            self._headers.declared.learn(text.text)
         if exchange.is_own:
             exchange.result = message.result
 
