@@ -116,7 +116,7 @@ def test_more_time_for_a_run_that_waits_keeps_its_proposal_open(kind: str, runs:
         runs.flow("timeout: 8s\n" + (GATED if kind == "approval" else ask)), "--run-id", "r", "--budget", "0"
     )
     proposal = find_open(runs)
-    shotclock(runs, "run", "--extend", "r", "1m")
+    shotclock(runs, "job", "extend", "r", "1m")
     pass_by(proposal.expires_at)
     runs.decide(Decision(ProposalStatus.APPROVED, answer="yes") if kind == "question" else YES)
     out, _ = began.communicate(timeout=WITHIN_S)

@@ -73,7 +73,7 @@ APP = {
     "add_tool": "write app.command(function)",
     "run": "write app.serve_mcp(), or app() for the command line",
     "http_app": "write app.serve_mcp(http='HOST:PORT')",
-    "mount": "put the commands into one App, or serve several servers as one with `shotclock wrap`",
+    "mount": "put the commands into one App",
     "custom_route": "an App serves MCP alone",
 }
 

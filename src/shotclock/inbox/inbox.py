@@ -282,7 +282,7 @@ class Inbox:
                 within_ms = min(by_ms, run.deadline_at - proposal.expires_at)
                 if within_ms <= 0:
                     message = f"{proposal.id} is asked by run {run.id}, whose time ends then"
-                    hint = f"a run under way can have more: `shotclock run --extend {run.id} 10m`"
+                    hint = f"a run under way can have more: `shotclock job extend {run.id} 10m`"
                     raise Failure("NOT_EXTENDABLE", message, suggestion=hint)
             return self._proposals.extend(proposal_id, within_ms, by.name, wall_time())
 
