@@ -180,14 +180,12 @@ def test_one_step_is_wound_down_and_the_others_go_on(run_flow: Any, tmp_path: Pa
 def test_mistakes_are_said_all_at_once(home: Path) -> None:
     for words, fields in {
         ("job", "extend", "r", "5"): {"by"},
-        ("job", "extend", "r", "soon", "--step", "step", "--force"): {"by", "force"},
+        ("job", "extend", "r", "soon", "--step", "step", "--force"): {"by", "--force"},
         ("job", "extend", "r"): {"by"},
         ("job", "stop"): {"job-id"},
     }.items():
         code, envelope = say(*words)
         assert code == 2 and {error["field"] for error in envelope["error"]["errors"]} == fields, (words, envelope)
-    code, envelope = say("job", "stop", "nosuch")
-    assert (code, envelope["error"]["code"]) == (5, "RUN_NOT_FOUND")
     code, envelope = say("job", "stop", "nosuch")
     assert (code, envelope["error"]["code"]) == (5, "JOB_NOT_FOUND")
 

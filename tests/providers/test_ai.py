@@ -1098,15 +1098,18 @@ def test_a_known_key_is_suggested_inside_the_block() -> None:
     assert found.suggestion == "did you mean 'requests'?"
 
 
-def test_check_and_run_refuse_it_on_the_command_line_and_nothing_runs(
+def test_check_warns_of_a_missing_key_and_run_refuses_it_before_anything_runs(
     shotclock: Callable[..., Any], tmp_path: Path
 ) -> None:
     flow = tmp_path / "flow.yaml"
     flow.write_text("steps: {a: {exec: touch ran}, b: {type: ai, prompt: hi, ai: {provider: openai}}}")
-    for command in ("check", "run"):
-        ran = shotclock(command, flow, cwd=tmp_path, env={"SHOTCLOCK_HOME": str(tmp_path / "home")})
-        assert ran.code == 2, ran
-        assert "OPENAI_API_KEY is not set" in ran.json()["error"]["errors"][0]["message"]
+    env = {"SHOTCLOCK_HOME": str(tmp_path / "home")}
+    checked = shotclock("check", flow, cwd=tmp_path, env=env)
+    (finding,) = checked.json()["data"]["findings"]
+    assert (checked.code, finding["severity"], finding["rule"]) == (0, "warning", "ai/key")
+    ran = shotclock("run", flow, cwd=tmp_path, env=env)
+    assert ran.code == 2, ran
+    assert "OPENAI_API_KEY is not set" in ran.json()["error"]["errors"][0]["message"]
     assert not (tmp_path / "ran").exists()
 
 

@@ -136,6 +136,7 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
                 working.cancel()
                 await asyncio.wait([working], timeout=(call.clocks.grace_ms or 0) / 1000 + 3)
                 break
+            listener.write_progress(wait_ms=0)  # that the store did not take before
         if working.done() and not working.cancelled():
             envelope = working.result()
         else:

@@ -280,8 +280,9 @@ class StepExecutor:
         except ValueError as unfit:
             state.output, trouble = None, f"its output cannot be passed on: {unfit}"
             is_long = result.is_long or (isinstance(result.output, str) and self.find_excess(result.output) is not None)
-            # The outputs of a nested file may be those of its step.
-            is_used = len(self._run.files) > 1 or is_output_used(self._workflow, step, state.id)
+            # The outputs of a nested file may be those of its step, and a worker has only a part of the file.
+            is_part = len(self._run.files) > 1 or self._run.json_limit is not None
+            is_used = is_part or is_output_used(self._workflow, step, state.id)
             if is_long and envelope.error is None and not is_used:
                 printed = result.output or (data.get("stdout") if isinstance(data, dict) else "")
                 state.output = str(self._run.redaction.value(printed))[-END_SHOWN:]
