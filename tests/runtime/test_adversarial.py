@@ -765,19 +765,26 @@ def test_a_supervisor_forks_the_next_worker_and_guards_it_as_it_guarded_the_firs
 def test_a_supervisor_that_is_killed_while_it_has_no_worker_costs_nobody_anything(tmp_path: Path) -> None:
     leaves = Operation("leaves", operations.leaves_processes)
 
-    async def scenario() -> None:
+    async def scenario() -> int:
+        killed = 0
         async with Runtime(workers=1, most_workers=1, preload=["tests.runtime.operations"]) as runtime:
-            for number in range(3):
+            for number in range(9):
                 folder = tmp_path / str(number)
                 folder.mkdir()
-                # Its worker is killed and its successor forked meanwhile, by another one: this one is out of work.
+                # Its worker is killed and its successor forked meanwhile, by another one: this one is out of work. On a
+                # slow machine it may be done in time to fork the successor itself.
                 guard = supervisor_of(await current_worker(runtime))
                 assert (await runtime.call(leaves, {"folder": str(folder), "count": 1}, NEXT_CALL)).ok
-                assert supervisor_of(await current_worker(runtime)) != guard
+                if supervisor_of(await current_worker(runtime)) == guard:
+                    continue
                 guard.kill()
                 await works_again(runtime, NOOP, NOOP)
+                killed += 1
+                if killed == 3:
+                    break
+        return killed
 
-    run(scenario())
+    assert run(scenario()) > 0
 
 
 def test_supervisors_without_a_worker_die_with_the_runtime(tmp_path: Path, no_survivors: Any) -> None:
