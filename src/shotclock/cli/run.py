@@ -20,8 +20,8 @@ from ..core.errors import Ending, Failure, SideEffects
 from ..core.value_types import field, replace, value
 from ..core.visible_text import one_line, visible
 from ..inbox.person_wait import read_response_budget_ms
+from ..process import kernel
 from ..process.clock import wall_time
-from ..process.foreground import check_descriptors
 from ..runtime.call import Outcome
 from ..runtime.outcomes import outcome_of_error
 from ..workflow.engine import EmbeddedEngine, Engine
@@ -141,7 +141,7 @@ def _make_findable() -> None:
 def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Outcome:
     raise_on_stop()
     try:
-        check_descriptors(DESCRIPTORS_NEEDED)
+        kernel.check_descriptors(DESCRIPTORS_NEEDED)
     except OSError as error:
         raise Failure("SPAWN_FAILED", f"no step could be started: {error.strerror}") from None
     _make_findable()

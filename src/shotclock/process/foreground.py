@@ -270,17 +270,6 @@ def run(
     return report
 
 
-def check_descriptors(needed: int = _DESCRIPTORS_NEEDED) -> None:
-    """Raise OSError where so few descriptors are left that the supervisor could not look after a command."""
-    held: list[int] = []
-    try:
-        for _ in range(needed):
-            held.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
-    finally:
-        for fd in held:
-            os.close(fd)
-
-
 def start(
     task: CommandTask,
     signals: TerminalSignals,
@@ -298,7 +287,7 @@ def start(
         return CommandReport(unstartable=("machine", 0))
     kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
     try:
-        check_descriptors()
+        kernel.check_descriptors(_DESCRIPTORS_NEEDED)
         control, theirs = ipc.pair()
     except OSError as error:
         return CommandReport(unstartable=("fork", error.errno or 0))

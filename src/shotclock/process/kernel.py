@@ -502,6 +502,17 @@ class DeadlineTimer:
             self.fd = -1
 
 
+def check_descriptors(needed: int) -> None:
+    """Raise OSError where fewer descriptors are left."""
+    held: list[int] = []
+    try:
+        for _ in range(needed):
+            held.append(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
 class ContinuingTimer:
     """Timer by which the kernel continues this process if it is stopped by then. A fork does not inherit it."""
 

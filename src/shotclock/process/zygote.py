@@ -56,9 +56,13 @@ _PID_SIZE = 4
 _early: list[tuple[socket.socket, int]] = []
 
 
+_DESCRIPTORS_OF_IMPORTS = 8  # the socket of the zygote, and files that are imported beside it
+
+
 def start_zygote_early() -> None:
     """Start a clean zygote while this program still imports its own modules."""
     with contextlib.suppress(OSError):  # the run reports it
+        kernel.check_descriptors(_DESCRIPTORS_OF_IMPORTS)
         _early.append(start_clean_zygote())
 
 
