@@ -265,7 +265,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_or_refused(
 def test_a_file_that_takes_too_long_to_read_ends_on_the_clock(
     flow: Path, shotclock: Any, validate_envelope: Any
 ) -> None:
-    flow.write_text("!" * 1_000_000)  # a tag that ruamel reads in the square of its length
+    flow.write_text("!" * 3_900_000)  # a tag that ruamel reads in the square of its length
     ran = shotclock("check", flow, "--timeout", "1s", timeout=AT_ONCE_S)
     envelope = validate_envelope(ran.json())
     assert (ran.code, envelope["error"]["code"], envelope["meta"]["ending"]) == (10, "TIMEOUT", "killed")

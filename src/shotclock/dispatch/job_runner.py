@@ -131,12 +131,11 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
         while not working.done():  # bounded by the work's own clocks
             await asyncio.wait([working], timeout=BEAT_S)
-            if stopped.is_set() or not _still_wanted(store, job, (monotonic_ns() - call.started_ns) // NS_PER_MS):
+            if stopped.is_set() or not _still_wanted(store, job, listener):
                 call.cancellation.reason = Problem("CANCELLED", "the job was cancelled")
                 working.cancel()
                 await asyncio.wait([working], timeout=(call.clocks.grace_ms or 0) / 1000 + 3)
                 break
-            listener.write_progress(wait_ms=0)  # that the store did not take before
         if working.done() and not working.cancelled():
             envelope = working.result()
         else:
@@ -153,11 +152,14 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     return envelope
 
 
-def _still_wanted(store: Store, job: Job, used_ms: int) -> bool:
+def _still_wanted(store: Store, job: Job, listener: JobListener) -> bool:
     """Write a heartbeat and return whether the job is still wanted. A busy store is no reason to stop."""
     with contextlib.suppress(Exception):
-        with contextlib.suppress(StoreBusy):
-            store.jobs.beat(job.id, wall_time(), attempt=job.attempt, used_ms=used_ms, wait_ms=0)
+        if listener.call is not None:
+            used_ms = (monotonic_ns() - listener.call.started_ns) // NS_PER_MS
+            with contextlib.suppress(StoreBusy):
+                store.jobs.beat(job.id, wall_time(), attempt=job.attempt, used_ms=used_ms, wait_ms=0)
+        listener.write_waiting_progress()
         current = store.jobs.get(job.id)
         return current is not None and current.attempt == job.attempt and current.cancel_requested_at is None
     return True
@@ -211,6 +213,11 @@ class JobListener(CommandListener):
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         self._latest = _in_whole_numbers(max(done, 0), total, self.redact(unit))
+        if monotonic_ns() - self._written_ns >= PROGRESS_NS:
+            self.write_progress(wait_ms=0)
+
+    def write_waiting_progress(self) -> None:
+        """Write the progress that a busy store did not take before."""
         if monotonic_ns() - self._written_ns >= PROGRESS_NS:
             self.write_progress(wait_ms=0)
 

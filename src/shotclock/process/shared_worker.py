@@ -163,6 +163,10 @@ class SharedWorker:
         if not self.is_here():
             self._send_from_thread(message)
             return
+        self._take_from_threads()  # from Python 3.14 on a handler may go on before the loop takes what its thread sent
+        self._pack(message)
+
+    def _pack(self, message: messages.FromWorker) -> None:
         self._outbox += messages.pack(message)
         if not self._is_flushing:
             self._is_flushing = True
@@ -188,10 +192,9 @@ class SharedWorker:
         self._is_woken = False  # first: a thread that appends from now on wakes the loop again
         while self._from_threads:
             message = self._from_threads.popleft()
-            if isinstance(message, Progress | Partial | Step | Logged):
-                self.send_or_drop(message)
-            else:
-                self.send(message)
+            is_news = isinstance(message, Progress | Partial | Step | Logged)
+            if not is_news or len(self._outbox) < PROGRESS_HELD:
+                self._pack(message)
 
     def _flush(self) -> None:
         self._is_flushing = False
