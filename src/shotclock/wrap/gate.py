@@ -21,7 +21,7 @@ from .guard import RequestGuard
 from .links import ClientLink, Note, ServerLink
 from .listing import DEPTH_LIMIT, KnownLists, OwnLists
 from .messages import LIST_CHANGES, JsonObject, RpcMessage, notification_line, read_line
-from .pin_check import GUARDED, SCREENED, PinCheck
+from .pin_check import GUARDED, PinCheck
 from .pins import KINDS, TOOLS, ListKind, LockFile, digest_of
 from .replay import ReplayMemory
 from .requests import ClientRequest
@@ -240,9 +240,6 @@ class Gate:
     def checks_answers(self) -> bool:
         """Return whether no line of the server may be read differently by the client."""
         return self._lock is not None
-
-    def screens(self, request: ClientRequest) -> bool:
-        return self._lock is not None and request.method in SCREENED
 
     def screen(self, request: ClientRequest, message: RpcMessage) -> bytes:
         """Return the line of an answer for the client."""

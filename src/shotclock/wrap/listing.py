@@ -46,11 +46,6 @@ class OwnLists:
     def is_under_way(self) -> bool:
         return bool(self._own_id)
 
-    @property
-    def may_be_answered(self) -> bool:
-        """Return whether an answer to a request of ours may come, also to one that was given up."""
-        return self.is_under_way or bool(self._given_up)
-
     def note_answer(self, id: object) -> bool:
         """Note that an answer has come. Return whether it is the one that is waited for."""
         self._given_up.discard(id)
@@ -158,10 +153,6 @@ class KnownLists:
     @property
     def is_under_way(self) -> bool:
         return self._reading.is_under_way
-
-    @property
-    def may_be_answered(self) -> bool:
-        return self._reading.may_be_answered
 
     def note_changed(self) -> None:
         self.is_stale, self._changed_again = True, self.is_under_way

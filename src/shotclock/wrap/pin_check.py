@@ -23,7 +23,6 @@ MOST_NOTED = 10_000
 # Changes that a person is asked about at once: the places in the inbox are those of all servers.
 MOST_ASKED = 10
 # Requests whose answers are checked.
-SCREENED = (*KINDS, *GREETINGS)
 # Requests that use a pinned object, or may use one.
 GUARDED = ("tools/call", "prompts/get", "resources/read", "resources/subscribe", "completion/complete")
 
