@@ -39,7 +39,6 @@ class OwnLists:
         self._list_ms = list_ms
         self._send = send
         self._own_id = ""
-        self._given_up: set[object] = set()  # ids whose answers may still come
         self._pages = 0
 
     @property
@@ -47,8 +46,7 @@ class OwnLists:
         return bool(self._own_id)
 
     def note_answer(self, id: object) -> bool:
-        """Note that an answer has come. Return whether it is the one that is waited for."""
-        self._given_up.discard(id)
+        """Return whether the answer that is waited for has come."""
         return bool(self._own_id) and id == self._own_id
 
     def begin(self) -> None:
@@ -112,14 +110,12 @@ class OwnLists:
     def forget(self) -> None:
         """Forget the requests to a server that is gone."""
         self.fail("")
-        self._given_up.clear()
 
     def check(self, now_ns: int) -> bool:
         """Return whether the time of a page is over."""
         if now_ns < self.due_ns:
             return False
         kind = self._kinds[len(self.listed) - 1]
-        self._given_up.add(self._own_id)
         self.fail(f"{kind.method} was not answered within {format_duration(self._list_ms)}")
         return True
 
