@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 
 from shotclock import App
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Kind, ProposalRequest, ProposalStatus
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.inbox import Inbox
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store
 
@@ -68,7 +68,7 @@ DECIDER = """
 import sys, time
 from pathlib import Path
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.store.store import Store
 
 with Store.open(Path(sys.argv[1])) as store:

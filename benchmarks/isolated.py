@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shotclock.process import kernel
+from shotclock.supervise import kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 # A killed process needs this long at most to disappear; only one stuck inside the kernel needs more.

@@ -81,9 +81,9 @@ def model() -> Iterator[str]:
 
 
 async def step_ms(url: str, count: int) -> float:
+    from shotclock.flows.file.schema import WorkflowFile
+    from shotclock.flows.run.runs import RunCaller, RunRequest, start
     from shotclock.store.store import Store
-    from shotclock.workflow.run import RunCaller, RunRequest, start
-    from shotclock.workflow.schema import WorkflowFile
 
     steps: dict[str, Any] = {}
     for number in range(count + 1):

@@ -1,6 +1,6 @@
 """A thousand workers: a simulation of deadlines, heartbeats and takeovers, checked against a small, real cluster.
 
-The model is the arithmetic of `temporal/step_activity.py` and `temporal/run_workflow.py`: a worker beats eight times
+The model is the arithmetic of `temporal/_step_activity.py` and `temporal/_run_workflow.py`: a worker beats eight times
 in the heartbeat time H; the engine gives a step away H after it last heard of it; a worker that is cut off stops it at
 0.5 H, kills it at 0.7 H and itself at 0.85 H after the last beat that arrived; the step goes on in what is left of its
 time. Everything else (the network, how long a decision takes) is measured on the small cluster.
@@ -22,12 +22,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.run.runs import RunCaller, RunRequest
+from shotclock.temporal._engine import TemporalEngine
+from shotclock.temporal._step_activity import BEATS, EXIT_SHARE
+from shotclock.temporal._worker import STICKY_S
 from shotclock.temporal.connection import read_address
-from shotclock.temporal.engine import TemporalEngine
-from shotclock.temporal.step_activity import BEATS, EXIT_SHARE
-from shotclock.temporal.worker import STICKY_S
-from shotclock.workflow.run import RunCaller, RunRequest
-from shotclock.workflow.schema import WorkflowFile
 
 from .rounds import Size, percentile
 from .table import Bar, Row, Table, absolute

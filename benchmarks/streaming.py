@@ -13,8 +13,8 @@ from typing import Any
 
 from shotclock import Runtime
 from shotclock.core.visible_text import Redaction
+from shotclock.flows.run.step_log import RunLogs
 from shotclock.store.store import Store
-from shotclock.workflow.step_log import RunLogs
 
 from .rounds import Side, Size, percentile, take_turns
 from .table import Bar, Table, absolute

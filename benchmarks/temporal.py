@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.run.runs import RunCaller, RunRequest
+from shotclock.temporal._engine import TemporalEngine
 from shotclock.temporal.connection import connect, read_address
-from shotclock.temporal.engine import TemporalEngine
-from shotclock.workflow.run import RunCaller, RunRequest
-from shotclock.workflow.schema import WorkflowFile
 
 from .rounds import Size, take_turns
 from .table import Bar, Row, Table, absolute, compared

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from shotclock.ui import client
-from shotclock.ui.browser import FLAGS, VIEWPORT, find_chromium
+from shotclock.ui._browser import FLAGS, VIEWPORT, find_chromium
 from shotclock.ui.verbs import build
 
 from .rounds import Size, take_turns

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shotclock import Runtime
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.run.runs import RunCaller, RunRequest, start
 from shotclock.store.store import Store
-from shotclock.workflow.run import RunCaller, RunRequest, start
-from shotclock.workflow.schema import WorkflowFile
 
 from .rounds import Size, take_turns
 from .table import Bar, Row, Table, absolute, compared

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from shotclock.process.environment import AGENT_MARKS
-from shotclock.process.leftovers import MARK, Watch
+from shotclock.supervise.environment import AGENT_MARKS
+from shotclock.supervise.leftovers import MARK, Watch
 from tests.warm import WarmStart, be_ready, end_zygotes, spawn_warm, spawning_cold, starting_warm, zygote_pids
 
 pytest_plugins = ["tests.asking_again"]

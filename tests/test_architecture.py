@@ -31,7 +31,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield what a file imports with what it takes from it, `..store.database` as `shotclock.store.database`."""
+    """Yield what a file imports with what it takes from it, `..store.database` as `shotclock.store._database`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -123,7 +123,7 @@ RULES = {
         r"(?!cli/).*",
     ),
     "private parts of asyncio are not used": (uses, r"asyncio\.(.*\.)?_.*", r".*"),
-    "only process/clock.py reads time": (
+    "only supervise/clock.py reads time": (
         uses,
         r"time\.(monotonic|time|perf_counter|clock_gettime)(_ns)?"
         r"|datetime\.datetime\.(now|utcnow|today)"
@@ -180,7 +180,7 @@ PURE, STOPPING, SQL, SQLITE, PRINTING, PRIVATE, TIME = RULES
         (SQL, "dispatch/a.py", "def f():\n    from sqlite3 import connect"),
         (SQL, "server/web/a.py", "from ...store.database import Database"),
         (SQL, "inbox/a.py", "from ..store import schema"),
-        (SQL, "app.py", "import shotclock.store.database"),
+        (SQL, "app.py", "import shotclock.store._database"),
         (SQLITE, "store/a.py", "import sqlite3"),
         (SQLITE, "store/a.py", "from sqlite3 import Connection"),
         (SQLITE, "store/a.py", "t.execute('INSERT OR IGNORE INTO a VALUES (?)', (1,))"),
@@ -195,8 +195,8 @@ PURE, STOPPING, SQL, SQLITE, PRINTING, PRIVATE, TIME = RULES
         (PRINTING, "process/a.py", "from sys import stdout\nstdout.buffer.write(b'x')"),
         (PRIVATE, "runtime/a.py", "import asyncio\nasyncio.tasks._enter_task(None, None)"),
         (PRIVATE, "server/a.py", "from asyncio import _get_running_loop as now\nnow()"),
-        (TIME, "runtime/runtime.py", "import time as t\nt.monotonic_ns()"),
-        (TIME, "runtime/runtime.py", "from time import perf_counter\ndef f(now=perf_counter): ..."),
+        (TIME, "calls/runtime.py", "import time as t\nt.monotonic_ns()"),
+        (TIME, "calls/runtime.py", "from time import perf_counter\ndef f(now=perf_counter): ..."),
         (TIME, "cli/a.py", "from datetime import datetime, UTC\ndatetime.now(UTC).isoformat()"),
     ],
 )
@@ -213,13 +213,13 @@ def test_a_breach_is_found(rule: str, path: str, source: str) -> None:
         (STOPPING, "cli/a.py", "import os\nos.getpid()"),
         (SQL, "store/a.py", "import sqlite3\nfrom .database import Database"),
         (SQL, "inbox/a.py", "from ..store.store import Store\nfrom .database import x"),
-        (SQLITE, "store/schema.py", "FIRST = 'CREATE TABLE a (seq INTEGER PRIMARY KEY AUTOINCREMENT)'"),
+        (SQLITE, "store/_schema.py", "FIRST = 'CREATE TABLE a (seq INTEGER PRIMARY KEY AUTOINCREMENT)'"),
         (SQLITE, "store/a.py", "'Nothing here needs a rowid.'\nt.execute('SELECT max(seq) FROM a WHERE n = ?', (1,))"),
         (SQLITE, "store/a.py", "t.execute('INSERT INTO a VALUES (?) ON CONFLICT (id) DO NOTHING', (1,))"),
         (PRINTING, "cli/a.py", "print('x')"),
         (PRINTING, "process/a.py", "import sys\nsys.stdout.flush(); sys.stdout = None"),
         (PRINTING, "process/a.py", "import sys\nsys.stderr.write('x')"),
-        (TIME, "process/clock.py", "import time\ntime.monotonic()"),
+        (TIME, "supervise/clock.py", "import time\ntime.monotonic()"),
         (TIME, "process/a.py", "import time\ntime.sleep(0)"),
         (TIME, "core/a.py", "def f(time): return time.monotonic()"),
     ],
@@ -256,29 +256,29 @@ def test_every_public_name_of_the_package_can_be_imported() -> None:
 
 # Who starts the clocks of a call, and why it is not `Runtime.begin` for them. The shorter, the better.
 ADMITTING = {
-    "runtime/runtime.py": "begins every call of an operation, a command or a program",
-    "runtime/outcomes.py": "a call of a call whose arguments cannot be opened here",
-    "runtime/doctor.py": "the self-test, which is there before any runtime",
+    "calls/runtime.py": "begins every call of an operation, a command or a program",
+    "calls/outcomes.py": "a call of a call whose arguments cannot be opened here",
+    "commands/doctor.py": "the self-test, which is there before any runtime",
     "dispatch/job_client.py": "what is said of a job whose runner is gone",
-    "dispatch/command_runner.py": "a command in the background, whose runner has no runtime",
-    "server/web/auth.py": "requests to the inbox over HTTP, which run no operation",
-    "workflow/run.py": "a run",
-    "workflow/step_approval.py": "the approval of a step, which has no other clock",
-    "temporal/step_activity.py": "the run that a step of another process is in",
-    "temporal/engine.py": "what is said of a run on an engine that waits for people",
-    "wrap/failures.py": "a request of a client that its server did not answer: no event loop, no runtime",
-    "cli/exec.py": "the blocking command line: no event loop, no runtime",
-    "cli/timeout.py": "the same in the words of GNU timeout, which has no envelope",
-    "cli/subcommand.py": "every other command line: our subcommands, and what no call answers",
+    "commands/background_runner.py": "a command in the background, whose runner has no runtime",
+    "people/auth.py": "requests to the inbox over HTTP, which run no operation",
+    "flows/run/runs.py": "a run",
+    "flows/run/_step_approval.py": "the approval of a step, which has no other clock",
+    "temporal/_step_activity.py": "the run that a step of another process is in",
+    "temporal/_engine.py": "what is said of a run on an engine that waits for people",
+    "wrap/_failures.py": "a request of a client that its server did not answer: no event loop, no runtime",
+    "commands/exec.py": "the blocking command line: no event loop, no runtime",
+    "commands/timeout.py": "the same in the words of GNU timeout, which has no envelope",
+    "terminal/subcommand.py": "every other command line: our subcommands, and what no call answers",
 }
 # Who makes an envelope of an outcome: those above, and who waits for such a call in a place of its own.
-NOT_ANSWERING = ("runtime/runtime.py", "runtime/doctor.py", "temporal/step_activity.py", "cli/timeout.py")
+NOT_ANSWERING = ("calls/runtime.py", "commands/doctor.py", "temporal/_step_activity.py", "commands/timeout.py")
 ANSWERING = {
     **{path: why for path, why in ADMITTING.items() if path not in NOT_ANSWERING},
-    "workflow/step_try.py": "a try of a step, which its provider carries out",
-    "server/tool_calls.py": "the backstop, when the work of a call does not answer",
+    "flows/run/step_try.py": "a try of a step, which its provider carries out",
+    "apps/server/_tool_calls.py": "the backstop, when the work of a call does not answer",
 }
-MAKING = {"runtime/runtime.py": "`Answering`, which may have to store the answer before its span is recorded"}
+MAKING = {"calls/runtime.py": "`Answering`, which may have to store the answer before its span is recorded"}
 
 
 def test_calls_are_admitted_and_answered_only_where_it_is_said_why() -> None:
@@ -288,7 +288,7 @@ def test_calls_are_admitted_and_answered_only_where_it_is_said_why() -> None:
 
 
 def takes_from_call(source: str, name: str) -> bool:
-    """Whether a file has one of the two ends of a call from runtime/call.py, however it is imported."""
+    """Whether a file has one of the two ends of a call from calls/call.py, however it is imported."""
     if not re.search(r"\bcall\b", source):  # parsing every file takes a second
         return False
     for node in ast.walk(parsed(source)):
@@ -322,9 +322,9 @@ def lists_of_clocks(source: str) -> list[int]:
 
 def test_no_file_but_the_clocks_own_repeats_which_clocks_there_are() -> None:
     assert lists_of_clocks('_CLOCKS = ("timeout", "soft", "idle")') and not lists_of_clocks('("timeout", "grace")')
-    files = {path: source for path, source in sources().items() if path != "core/clocks.py"}
+    files = {path: source for path, source in sources().items() if path != "core/limits.py"}
     broken = [f"{path}:{line}" for path, source in files.items() for line in lists_of_clocks(source)]
-    assert not broken, "take the names from core/clocks.py (CLOCK_NAMES, WORK_CLOCKS)"
+    assert not broken, "take the names from core/limits.py (CLOCK_NAMES, WORK_CLOCKS)"
 
 
 # --- one list of versions of Python, and one place that gives wrappers their signatures ------------------------------

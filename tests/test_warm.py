@@ -133,7 +133,7 @@ def test_a_program_sees_the_same_whether_it_starts_warm_or_cold(way: str, both: 
 
 SPAWN = """
 import functools, os, sys
-from shotclock.process import zygote
+from shotclock.supervise import zygote
 from tests import warm, warm_zygote
 warm_zygote._address = "\\0 where nobody listens"
 warm_zygote._path[:] = [folder for folder in sys.path if folder]

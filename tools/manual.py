@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shotclock._version import __version__
-from shotclock.cli.completion import bash_script, fish_script, places_of, zsh_script
-from shotclock.cli.parser import CommandTable, Subcommand
-from shotclock.cli.subcommand import TABLE, load
+from shotclock.terminal.completion import bash_script, fish_script, places_of, zsh_script
+from shotclock.terminal.parser import CommandTable, Subcommand
+from shotclock.terminal.subcommand import TABLE, load
 
 FOLDER = Path(__file__).resolve().parents[1] / "share"
 PROGRAM = TABLE.name

@@ -26,7 +26,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from rich.console import Console
 from rich.text import Text
 
-from shotclock.ui.browser import find_chromium
+from shotclock.ui._browser import find_chromium
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"

@@ -10,11 +10,11 @@ import re
 import sys
 from pathlib import Path
 
-from shotclock.cli.parser import CommandTable, Subcommand, command_help
-from shotclock.cli.subcommand import load
-from shotclock.cli.wrap_install import TABLE as WRAP_VERBS
+from shotclock.apps._manifest import EXIT_NAMES
 from shotclock.core.errors import error_entries, warning_entries
-from shotclock.core.manifest import EXIT_NAMES
+from shotclock.terminal.parser import CommandTable, Subcommand, command_help
+from shotclock.terminal.subcommand import load
+from shotclock.wrap.cli_install import TABLE as WRAP_VERBS
 from tools import api, manual
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"

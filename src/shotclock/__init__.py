@@ -29,64 +29,64 @@ from ._version import __version__ as __version__
 from .core.lazy_names import names_on_first_use
 
 if TYPE_CHECKING:
-    from .app import App as App
+    from .apps.app import App as App
+    from .apps.secret_parameters import Secret as Secret
+    from .calls.runtime import Runtime as Runtime
+    from .commands.arun import arun as arun
+    from .commands.run import run as run
     from .core.catalogue import Interruption as Interruption
     from .core.catalogue import Operation as Operation
-    from .core.client_forms import Answer as Answer
-    from .core.client_forms import Root as Root
-    from .core.client_forms import Sampled as Sampled
-    from .core.clocks import Clocks as Clocks
-    from .core.clocks import DurationError as DurationError
-    from .core.clocks import format_duration as format_duration
-    from .core.clocks import parse_duration_ms as parse_duration_ms
     from .core.envelope import Envelope as Envelope
     from .core.errors import Ending as Ending
     from .core.errors import Failure as Failure
     from .core.errors import SideEffects as SideEffects
     from .core.errors import register_error as register_error
-    from .core.secret_parameters import Secret as Secret
-    from .process.content import Audio as Audio
-    from .process.content import EmbeddedResource as EmbeddedResource
-    from .process.content import File as File
-    from .process.content import Image as Image
-    from .process.content import Message as Message
-    from .process.content import ResourceLink as ResourceLink
-    from .process.context import Context as Context
-    from .process.context import Stopped as Stopped
-    from .process.dependencies import Depends as Depends
-    from .runtime.run_async import arun as arun
-    from .runtime.run_function import run as run
-    from .runtime.runtime import Runtime as Runtime
+    from .core.limits import Clocks as Clocks
+    from .core.limits import DurationError as DurationError
+    from .core.limits import format_duration as format_duration
+    from .core.limits import parse_duration_ms as parse_duration_ms
+    from .worker.client_forms import Answer as Answer
+    from .worker.client_forms import Root as Root
+    from .worker.client_forms import Sampled as Sampled
+    from .worker.content import Audio as Audio
+    from .worker.content import EmbeddedResource as EmbeddedResource
+    from .worker.content import File as File
+    from .worker.content import Image as Image
+    from .worker.content import Message as Message
+    from .worker.content import ResourceLink as ResourceLink
+    from .worker.context import Context as Context
+    from .worker.context import Stopped as Stopped
+    from .worker.dependencies import Depends as Depends
 
 _HOME = {
-    "Answer": "core.client_forms",
-    "App": "app",
-    "Audio": "process.content",
-    "Clocks": "core.clocks",
-    "Context": "process.context",
-    "Depends": "process.dependencies",
-    "DurationError": "core.clocks",
-    "EmbeddedResource": "process.content",
+    "Answer": "worker.client_forms",
+    "App": "apps.app",
+    "Audio": "worker.content",
+    "Clocks": "core.limits",
+    "Context": "worker.context",
+    "Depends": "worker.dependencies",
+    "DurationError": "core.limits",
+    "EmbeddedResource": "worker.content",
     "Ending": "core.errors",
     "Envelope": "core.envelope",
     "Failure": "core.errors",
-    "File": "process.content",
-    "Image": "process.content",
+    "File": "worker.content",
+    "Image": "worker.content",
     "Interruption": "core.catalogue",
-    "Message": "process.content",
+    "Message": "worker.content",
     "Operation": "core.catalogue",
-    "ResourceLink": "process.content",
-    "Root": "core.client_forms",
-    "Runtime": "runtime.runtime",
-    "Sampled": "core.client_forms",
-    "Secret": "core.secret_parameters",
+    "ResourceLink": "worker.content",
+    "Root": "worker.client_forms",
+    "Runtime": "calls.runtime",
+    "Sampled": "worker.client_forms",
+    "Secret": "apps.secret_parameters",
     "SideEffects": "core.errors",
-    "Stopped": "process.context",
-    "arun": "runtime.run_async",
-    "format_duration": "core.clocks",
-    "parse_duration_ms": "core.clocks",
+    "Stopped": "worker.context",
+    "arun": "commands.arun",
+    "format_duration": "core.limits",
+    "parse_duration_ms": "core.limits",
     "register_error": "core.errors",
-    "run": "runtime.run_function",
+    "run": "commands.run",
 }
 __all__ = sorted(_HOME)
 if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every name

@@ -1,3 +1,3 @@
-from .cli import run_program
+from .main import run_program
 
 run_program()

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from .core.errors import Failure
 from .core.foreign_words import CONTEXT, ExplainsMembers
 from .core.value_types import value
-from .process import context
+from .worker import context
 
 T = TypeVar("T")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import ProcessIdentity
-from shotclock.process.kernel import is_alive
+from shotclock.core.limits import ProcessIdentity
 from shotclock.store.jobs import Job
 from shotclock.store.store import Store
+from shotclock.supervise.kernel import is_alive
 from tests.conftest import KILLED_GONE_WITHIN_S, Ran, ends_within
 from tests.warm import WarmStart, be_ready
 

@@ -15,8 +15,8 @@ from starlette.requests import Request
 
 from shotclock.core import errors
 from shotclock.core.envelope import Envelope
-from shotclock.server.web.auth import answering
-from shotclock.workflow.step_try import try_step
+from shotclock.flows.run.step_try import try_step
+from shotclock.people.auth import answering
 from tests.app.conftest import Tool, wait_for
 from tests.server.client import ENDED_WITHIN_S, NO_ANSWER_S, connected, envelope_of, run, served, url_said_by
 
@@ -63,10 +63,10 @@ async def by_mcp(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]
 
 
 async def by_function_steps(calls: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    from shotclock.core.clocks import Clocks
-    from shotclock.providers.function_calls import FunctionProvider
-    from shotclock.providers.provider import StepCall
-    from shotclock.runtime.runtime import Runtime
+    from shotclock.calls.runtime import Runtime
+    from shotclock.core.limits import Clocks
+    from shotclock.flows.steps._function_calls import FunctionProvider
+    from shotclock.flows.steps.provider import StepCall
 
     provider, said = FunctionProvider(), []
     async with Runtime() as runtime:

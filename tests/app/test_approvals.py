@@ -19,16 +19,16 @@ import pytest
 from mcp import Client
 
 from shotclock import App
+from shotclock.apps.server._tools import form_for
+from shotclock.calls.call import Call, CallRequest, Outcome, admit
 from shotclock.core.catalogue import Catalogue
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
 from shotclock.core.value_types import replace
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.approval import Approvals
-from shotclock.inbox.inbox import Inbox
-from shotclock.inbox.person_wait import NOT_BOUND
-from shotclock.runtime.call import Call, CallRequest, Outcome, admit
-from shotclock.server.tools import form_for
+from shotclock.people.access import Principal, Role
+from shotclock.people.approval import Approvals
+from shotclock.people.inbox import Inbox
+from shotclock.people.person_wait import NOT_BOUND
 from shotclock.store.store import Store
 from tests.app.programs import guarded
 from tests.server import client as mcp
@@ -408,7 +408,7 @@ def test_an_approved_job_does_not_start_with_another_program_file(tool: Any, tmp
     # As if its runner had not started yet.
     with contextlib.closing(sqlite3.connect(home.path / "shotclock.db", timeout=20)) as database, database:
         database.execute("UPDATE jobs SET state = 'starting', runner = NULL")
-    late = f"from shotclock.dispatch.job_runner import main; main({str(home.path)!r}, {home.job().id!r})"
+    late = f"from shotclock.dispatch._job_runner import main; main({str(home.path)!r}, {home.job().id!r})"
     subprocess.run([sys.executable, "-c", late], check=True, timeout=60)
     envelope = home.job().envelope
     assert envelope is not None and envelope["error"]["code"] == "ACTION_CHANGED"

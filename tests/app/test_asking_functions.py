@@ -19,10 +19,11 @@ from mcp_types import (
 )
 
 from shotclock import testing
-from shotclock.core.client_forms import checked_url
+from shotclock.apps.server import _paused_calls as paused_calls
+from shotclock.apps.server import client_link
+from shotclock.calls.control import live_calls
 from shotclock.core.envelope import ENVELOPE_KEY
-from shotclock.runtime.control import live_calls
-from shotclock.server import client_link, paused_calls
+from shotclock.worker.client_forms import checked_url
 from tests.app.programs.asking import app
 from tests.server.client import ENDED_WITHIN_S, LEGACY, MODERN, connected, envelope_in
 

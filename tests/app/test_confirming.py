@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Clocks
-from shotclock.providers.function_calls import FunctionProvider
-from shotclock.providers.provider import StepCall
-from shotclock.runtime.runtime import Runtime
-from shotclock.workflow.step_try import try_step
+from shotclock.calls.runtime import Runtime
+from shotclock.core.limits import Clocks
+from shotclock.flows.run.step_try import try_step
+from shotclock.flows.steps._function_calls import FunctionProvider
+from shotclock.flows.steps.provider import StepCall
 from tests.app.conftest import PROGRAMS, fields_of
 from tests.server.client import connected, envelope_of, run
 

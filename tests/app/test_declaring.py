@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shotclock import App, Context
+from shotclock.apps._manifest import build_manifest
 from shotclock.core.catalogue import Catalogue, Interruption
-from shotclock.core.manifest import build_manifest
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.app.programs import exact
 

@@ -17,7 +17,7 @@ from typing import Annotated
 import pytest
 
 from shotclock import App, Context, Depends, Envelope
-from shotclock.app import call_request
+from shotclock.apps.app import call_request
 from tests.app.stateful import app
 from tests.runtime.bounds import run, soon, timed
 

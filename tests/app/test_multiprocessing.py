@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shotclock import App
-from shotclock.process.kernel import is_zombie
+from shotclock.supervise.kernel import is_zombie
 from tests.server.client import connected, envelope_in
 
 from .conftest import PROGRAMS, SOON_S, warning_codes

@@ -15,8 +15,8 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-from shotclock.core.clocks import WallTime
-from shotclock.inbox.access import Access, Principal, Role
+from shotclock.core.limits import WallTime
+from shotclock.people.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.server import client as mcp
 from tests.server.client import envelope_in

@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 
-from shotclock.app import call_request
-from shotclock.process.context import CallListener
+from shotclock.apps.app import call_request
+from shotclock.worker.context import CallListener
 from tests.app.stateful import app
 from tests.app.test_lifespan import codes, events, folder
 from tests.processes import is_running

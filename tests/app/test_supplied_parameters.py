@@ -11,7 +11,7 @@ import pytest
 from pydantic import Field
 
 from shotclock import App, Context, Depends, Secret
-from shotclock.ui_tools import app as ui_tools
+from shotclock.ui.tools import app as ui_tools
 
 Small = Annotated[int, Field(ge=1, le=5)]
 Mode = Literal["a", "b"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import TOPICS
-from shotclock.ui.browser import find_chromium
+from shotclock.ui._browser import find_chromium
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 110

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli import agent_hook
-from shotclock.cli.agent_hook import quote_for_gemini
-from shotclock.cli.agent_status import codex_hash
+from shotclock.agents import hook as agent_hook
+from shotclock.agents._status import codex_hash
+from shotclock.agents.hook import quote_for_gemini
 from tests.cli.conftest import POLL_S, SHOTCLOCK, SOON_S, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]

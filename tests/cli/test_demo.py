@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli.demo import end_text, stage, takes_text
-from shotclock.cli.demo.scenes import FAST, NORMAL, SCENES, Scene, runnable
-from shotclock.cli.demo.stage import LONGEST_S, LONGEST_SETTLING_S, PREFIX, Take, play
-from shotclock.process.leftovers import Watch
-from shotclock.runtime.runtime import Runtime
+from shotclock.calls.runtime import Runtime
+from shotclock.commands.demo import _stage as stage
+from shotclock.commands.demo import end_text, takes_text
+from shotclock.commands.demo._scenes import FAST, NORMAL, SCENES, Scene, runnable
+from shotclock.commands.demo._stage import LONGEST_S, LONGEST_SETTLING_S, PREFIX, Take, play
+from shotclock.supervise.leftovers import Watch
 
 from .conftest import Running, wait_for
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from shotclock.process import kernel
-from shotclock.runtime import doctor
+from shotclock.commands import doctor
+from shotclock.supervise import kernel
 
 from .conftest import SHOTCLOCK, SOON_S, is_alive, wait_for
 
@@ -171,7 +171,7 @@ def test_a_signal_stops_it_and_the_envelope_says_so(
 def test_a_probe_that_hangs_is_a_finding_and_the_rest_is_told(tmp_path: Path):
     script = (
         "import json, time\n"
-        "from shotclock.runtime import doctor\n"
+        "from shotclock.commands import doctor\n"
         "doctor.PROBE_LIMIT_MS = 1500\n"
         "doctor._check_state = lambda: time.sleep(60)\n"
         "doctor._check_open_files = lambda: 1 / 0\n"
@@ -259,7 +259,7 @@ def test_what_a_supervisor_is_stopping_is_no_leftover(shotclock: Any, start: Any
 
 def test_a_stopped_supervisor_guards_nothing(shotclock: Any, leave: Start, trace: str):
     """A real one is continued within a second, so this process only has its name."""
-    script = "import subprocess, time; from shotclock.process import kernel; kernel.name_process('shotclock-sup'); "
+    script = "import subprocess, time; from shotclock.supervise import kernel; kernel.name_process('shotclock-sup'); "
     guard = leave(sys.executable, "-c", f"{script} subprocess.Popen(['sleep', '60']); time.sleep(60)")
     wait_for(lambda: kernel.children_of(guard.pid), "its child")
     assert pids(shotclock("doctor", "--trace", trace).json()) == []

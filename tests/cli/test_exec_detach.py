@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.process.kernel import read_start
+from shotclock.supervise.kernel import read_start
 from tests.store.locked import LONG_S, held
 
 from .conftest import SHOTCLOCK, SOON_S, is_alive, wait_for, warning_codes
@@ -542,7 +542,7 @@ def test_words_that_are_not_utf8_reach_the_command_as_they_are(shotclock: Any, t
 
 def test_a_job_started_in_the_shell_of_an_agent_ends_with_the_agent_and_not_before(job: Any, tmp_path: Path) -> None:
     shell = tmp_path / "shotclock-sh"
-    shell.write_text(f"#!{sys.executable}\nimport sys\nfrom shotclock.cli import run_shell\nsys.exit(run_shell())\n")
+    shell.write_text(f"#!{sys.executable}\nimport sys\nfrom shotclock.main import run_shell\nsys.exit(run_shell())\n")
     shell.chmod(0o755)
     ended = tmp_path / "ended"
     command = f"env CLAUDECODE=1 SHOTCLOCK_LIFETIME=1h {shell} -c '{DETACH} --name inner -- sleep 60'"
@@ -565,7 +565,7 @@ def test_a_start_that_was_killed_holds_no_name_and_is_not_listed_as_running(
 ) -> None:
     code = (
         "from shotclock.dispatch.background_command import BackgroundCommand\n"
-        "from shotclock.process.clock import wall_time\n"
+        "from shotclock.supervise.clock import wall_time\n"
         "from shotclock.store.store import Store\n"
         "job = BackgroundCommand(['sleep', '60'], '/', name='web').as_job('abc', '/dev/null', wall_time())\n"
         "Store.open().jobs.create_unless_active(job, bool)\n"
@@ -586,7 +586,7 @@ def test_no_running_job_is_missing_in_a_list_with_many_ended_ones(shotclock: Any
     start_job(shotclock, "--name", "web", "--", "sleep", "60")
     code = (
         "from shotclock.dispatch.background_command import BackgroundCommand\n"
-        "from shotclock.process.clock import wall_time\n"
+        "from shotclock.supervise.clock import wall_time\n"
         "from shotclock.store.store import Store\n"
         "store = Store.open()\n"
         "for n in range(120):\n"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from shotclock.cli.exec import parse
+from shotclock.commands.exec import parse
 
 from .conftest import envelopes_in
 
@@ -143,7 +143,7 @@ def called(words: list[str], tmp_path: Path, env: dict[str, str] | None = None) 
     (tmp_path / "words").write_text(json.dumps(words))
     program = (
         "import json, sys\n"
-        "from shotclock.cli import main\n"
+        "from shotclock.main import main\n"
         f"sys.exit(main(json.load(open({str(tmp_path / 'words')!r}))))"
     )
     with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from shotclock.process import input_wait
-from shotclock.process.environment import AGENT_MARKS
+from shotclock.supervise import input_wait
+from shotclock.supervise.environment import AGENT_MARKS
 
 from .conftest import SHOTCLOCK, SOON_S
 
@@ -287,7 +287,7 @@ def test_output_that_passes_through_us_keeps_its_order(tmp_path: Path) -> None:
 
 
 def test_without_the_limit_nothing_of_it_is_loaded() -> None:
-    code = "import sys; from shotclock.cli import exec; assert 'shotclock.process.input_wait' not in sys.modules"
+    code = "import sys; from shotclock.commands import exec; assert 'shotclock.supervise.input_wait' not in sys.modules"
     subprocess.run([PYTHON, "-c", code], check=True, timeout=ENDED_WITHIN_S)
 
 

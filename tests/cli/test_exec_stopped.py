@@ -185,11 +185,11 @@ import os, signal, sys
 
 class Early:
     def find_spec(self, name, path=None, target=None):
-        if name == "shotclock.cli.exec":
+        if name == "shotclock.commands.exec":
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Early())
-from shotclock.cli import run_program
+from shotclock.main import run_program
 run_program()
 """
 

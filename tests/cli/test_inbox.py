@@ -20,8 +20,8 @@ import pytest
 from jsonschema import Draft7Validator
 
 from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.warm import WarmStart, own_terminal
 
@@ -473,7 +473,7 @@ def test_what_is_destructive_is_approved_by_typing_its_name(terminal: Any) -> No
 
 def test_a_person_who_takes_their_time_does_not_use_up_the_time_of_the_decision(terminal: Any) -> None:
     proposal = operation(policy=Policy(destructive=True))
-    program = "import shotclock.cli.inbox as i, shotclock.cli as c; i.TIMEOUT_MS = 2_000; c.run_program()"
+    program = "import shotclock.apps.cli_inbox as i, shotclock.main as c; i.TIMEOUT_MS = 2_000; c.run_program()"
     asked = terminal("inbox", "approve", proposal.id, program=program)
     asked.shows("to continue:")
     time.sleep(2.1)  # the person
@@ -892,7 +892,7 @@ def test_a_whole_trail_is_said_to_be_whole_and_a_changed_one_is_named(
 
 
 def test_help_names_every_verb(shotclock: Any) -> None:
-    from shotclock.cli.inbox import COMMANDS
+    from shotclock.apps.cli_inbox import COMMANDS
 
     ran = shotclock("inbox", "--help")
     assert (ran.code, ran.stderr) == (0, b"")

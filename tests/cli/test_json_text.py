@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli import json_text
+from shotclock.agents import json_text
 
 TEXTS = (
     '{"a": 1}',

@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shotclock import App
-from shotclock.cli import app_cli, subcommand
-from shotclock.cli.parser import (
+from shotclock.apps import cli as app_cli
+from shotclock.terminal import subcommand
+from shotclock.terminal.parser import (
     CommandTable,
     ParsedLine,
     Subcommand,

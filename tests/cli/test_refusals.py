@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli import exec as exec_command
-from shotclock.cli import main, subcommand
-from shotclock.cli.parser import CommandTable, Option, Subcommand, read
-from shotclock.cli.subcommand import find_work
+from shotclock.commands import exec as exec_command
+from shotclock.main import main
+from shotclock.terminal import subcommand
+from shotclock.terminal.parser import CommandTable, Option, Subcommand, read
+from shotclock.terminal.subcommand import find_work
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.run.runs import RunRequest, start
 from shotclock.store.store import Store
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.run import RunRequest, start
 
 from .conftest import Seen, is_alive, wait_for
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli.logs import LabelledLines
-from shotclock.cli.output import Outlet
-from shotclock.cli.run_lines import HELD_LIMIT, RunLines
-from shotclock.workflow.state import Status, StepState
-from shotclock.workflow.step_log import read_records
+from shotclock.flows.cli.logs import LabelledLines
+from shotclock.flows.cli.run_lines import HELD_LIMIT, RunLines
+from shotclock.flows.run.state import Status, StepState
+from shotclock.flows.run.step_log import read_records
+from shotclock.terminal.output import Outlet
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli.serve_install import put_server
+from shotclock.apps.cli_install import put_server
 from shotclock.core.errors import Failure
 
 TOOL = "from shotclock import App\napp = App('my-tool')\n@app.command\ndef greet() -> None: ...\n"
@@ -89,7 +89,7 @@ def test_a_tool_that_cannot_be_served_and_contradicting_options_are_refused(inst
     ],
 )
 def test_everything_else_in_the_file_stays(before: str | None) -> None:
-    from shotclock.cli import json_text
+    from shotclock.agents import json_text
 
     after = put_server("file", before, ("mcpServers", "my-tool"), ENTRY)
     data = json_text.parse(json_text.blank_comments(after))

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli import shell
-from shotclock.cli.shell_limits import BadSetting, read_limits
+from shotclock.commands import shell
+from shotclock.commands.shell_limits import BadSetting, read_limits
 
 from .conftest import SOON_S, is_alive, wait_for
 from .test_exec_sandboxed import REFUSED, refuse_sockets
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BASH = "/bin/bash"
 LIMIT_S = 30.0
 GONE_WITHIN_S = 2.0  # after the end of the owner; the machine may add to it
-ENTRY = f"#!{sys.executable}\nimport sys\nfrom shotclock.cli import run_shell\nsys.exit(run_shell())\n"
+ENTRY = f"#!{sys.executable}\nimport sys\nfrom shotclock.main import run_shell\nsys.exit(run_shell())\n"
 # As Claude Code 2.1.326 gives a command to CLAUDE_CODE_SHELL_PREFIX.
 CLAUDE_LINE = (
     "source {folder}/shell-snapshots/snapshot-bash-1-x.sh 2>/dev/null || true && "
@@ -394,7 +394,9 @@ def test_unknown_keys_and_values_name_their_file(tmp_path: Path):
 
 def test_files_are_parsed_only_where_they_have_limits(sh: Shell):
     (sh.work / "pyproject.toml").write_text("[project]\nname = ")  # broken, and of no concern
-    program = "import sys; from shotclock.cli import shell; shell._limited({}, []); print('tomllib' in sys.modules)"
+    program = (
+        "import sys; from shotclock.commands import shell; shell._limited({}, []); print('tomllib' in sys.modules)"
+    )
     show = ["-c", f'{sys.executable} -c "{program}"']
     assert sh.run(*show) == (0, b"False\n", b"")
 
@@ -671,4 +673,4 @@ def test_it_is_installed_as_a_program():
     import tomllib
 
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert scripts["shotclock-sh"] == "shotclock.cli:run_shell"
+    assert scripts["shotclock-sh"] == "shotclock.main:run_shell"

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli import subcommand, wrap_install
-from shotclock.cli.parser import CommandTable, Subcommand, find_command, read
+from shotclock.terminal import subcommand
+from shotclock.terminal.parser import CommandTable, Subcommand, find_command, read
+from shotclock.wrap import cli_install as wrap_install
 
 from .conftest import COLOUR, ESCAPES
 

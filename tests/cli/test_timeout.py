@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli.timeout import Misused, read_duration_ms, read_signal
-from shotclock.core.clocks import MAX_MS
+from shotclock.commands.timeout import Misused, read_duration_ms, read_signal
+from shotclock.core.limits import MAX_MS
 from tests.warm import own_terminal
 
 from .conftest import SHOTCLOCK, SOON_S, is_alive, wait_for

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import WallTime
-from shotclock.inbox.access import Access, Principal, Role
-from shotclock.process.clock import wall_ns
+from shotclock.core.limits import WallTime
+from shotclock.people.access import Access, Principal, Role
 from shotclock.store.store import Store
+from shotclock.supervise.clock import wall_ns
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 

@@ -2,7 +2,7 @@
 
 import tomllib
 
-from shotclock.cli import toml_text
+from shotclock.agents import _toml_text as toml_text
 
 TEXT = """\
 # [servers.a]

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli import json_text, toml_text
-from shotclock.cli.parser import read
-from shotclock.cli.wrap import COMMAND
+from shotclock.agents import _toml_text as toml_text
+from shotclock.agents import json_text
+from shotclock.terminal.parser import read
+from shotclock.wrap.cli import COMMAND
 from tests.cli.conftest import Running, wait_for
 from tests.wrap.client import GREETING, RawClient
 

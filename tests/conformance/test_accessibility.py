@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from shotclock.inbox.access import Role
-from shotclock.ui.browser import find_chromium
+from shotclock.people.access import Role
+from shotclock.ui._browser import find_chromium
 from tests.conformance.published_servers import FOLDER
 from tests.server.web.serving import Served, serving
 from tools import site

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli.agent_status import codex_hash
+from shotclock.agents._status import codex_hash
 from tests.conformance.coding_agents import AGENTS, DENIED, CodingAgent, Place
 from tests.conformance.session import FOLDER, PROGRAMS, START_S, Session, session, wait_until
 

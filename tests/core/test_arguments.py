@@ -19,13 +19,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from shotclock.core.arguments import (
-    NotSerializable,
-    parameters_of,
-    signature_of,
-    to_jsonable,
-    to_valid_json,
-)
+from shotclock.core.arguments import NotSerializable, parameters_of, signature_of, to_jsonable, to_valid_json
 from shotclock.core.envelope import Problem, build_envelope, whole_text
 from shotclock.core.errors import Ending
 

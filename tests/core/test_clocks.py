@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import MAX_MS, ClockKind, Clocks, DurationError, Fired, format_duration
+from shotclock.core.limits import MAX_MS, ClockKind, Clocks, DurationError, Fired, format_duration
 
 NAMES = ("timeout", "soft", "idle", "queue", "grace", "reserve")
 limits = st.none() | st.integers(0, MAX_MS)

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import DEFAULT_RESERVE_MS, MAX_MS, NS_PER_MS, Bound, Deadline, nest, reserve_ms_for
+from shotclock.core.limits import DEFAULT_RESERVE_MS, MAX_MS, NS_PER_MS, Bound, Deadline, nest, reserve_ms_for
 
 instants = st.integers(0, 2**62)
 limits = st.integers(0, 10_000) | st.integers(0, MAX_MS)

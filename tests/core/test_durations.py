@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import MAX_MS, DurationError, format_duration, in_seconds, parse_duration_ms
+from shotclock.core.limits import MAX_MS, DurationError, format_duration, in_seconds, parse_duration_ms
 
 S, M, H, D = 1000, 60_000, 3_600_000, 86_400_000
 UNITS = {"d": D, "h": H, "m": M, "s": S, "ms": 1}

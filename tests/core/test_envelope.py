@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import ClockKind, Fired
 from shotclock.core.envelope import Envelope, Problem, as_data, build_envelope, make_whole, warning
 from shotclock.core.errors import Ending, SideEffects, error_entries, error_entry, warning_entries
+from shotclock.core.limits import ClockKind, Fired
 
 CODES = [entry.code for entry in error_entries()]
 META: dict[str, object] = {

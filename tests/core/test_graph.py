@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.workflow.plan import Groups, behind_all, find_cycle, groups_of, needs, order_of
+from shotclock.flows.check.plan import Groups, behind_all, find_cycle, groups_of, needs, order_of
 
 NAMES = "abcdefg"
 Graph = dict[str, Groups]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import NS_PER_MS, Bound, Deadline, latest_bell, move_bell, reserve_ms_for
+from shotclock.core.limits import NS_PER_MS, Bound, Deadline, latest_bell, move_bell, reserve_ms_for
 from shotclock.core.overtime import (
     ObserverKind,
     Overtime,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
 from shotclock.core.json_values import of_json, to_json
+from shotclock.core.limits import WallTime
 from shotclock.core.proposal import (
     STILL_QUEUED,
     Confirmation,
@@ -27,7 +27,8 @@ from shotclock.core.proposal import (
     apply_withdrawal,
     result_of,
 )
-from shotclock.core.proposal_checks import (
+from shotclock.core.value_types import replace
+from shotclock.people.proposal_checks import (
     ARGUMENTS_LIMIT,
     DEPTH_LIMIT,
     FILE_LIMIT,
@@ -35,7 +36,6 @@ from shotclock.core.proposal_checks import (
     problems_with_decision,
     problems_with_key,
 )
-from shotclock.core.value_types import replace
 from tests.rows import row
 
 NOW = WallTime(1_800_000_000_000)

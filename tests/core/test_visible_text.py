@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from shotclock.core.json_values import of_json, to_json
 from shotclock.core.proposal import Kind, ProposalRequest, ProposedFile
-from shotclock.core.proposal_checks import problems_with
 from shotclock.core.value_types import replace
 from shotclock.core.visible_text import text_of, visible
+from shotclock.people.proposal_checks import problems_with
 from tests.rows import row
 
 # Everything that the text itself is written with, what marks look like, and what must not be seen for something else.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import LATEST_MS, Deadline, WallTime
+from shotclock.core.limits import LATEST_MS, Deadline, WallTime
 
 instants = st.integers(0, LATEST_MS).map(WallTime)
 

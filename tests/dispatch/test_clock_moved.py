@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Kind, Policy, ProposalRequest, ProposalStatus
-from shotclock.store.database import CLOCK_SLACK_MS
+from shotclock.store._database import CLOCK_SLACK_MS
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store
 from tests.app.conftest import Home, lines_of, wait_for

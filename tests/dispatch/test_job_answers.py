@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 
 from shotclock import App, Context
+from shotclock.calls.call import CallRequest, Outcome, admit
+from shotclock.calls.preloaded_zygote import Program
 from shotclock.core.catalogue import Catalogue
-from shotclock.core.clocks import Clocks
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
+from shotclock.core.limits import Clocks
 from shotclock.core.trace import TraceContext
 from shotclock.core.value_types import replace
 from shotclock.dispatch import job_client
 from shotclock.dispatch.admission import ConcurrencyLimits
 from shotclock.dispatch.invocation import Invocation, Stdin
 from shotclock.dispatch.job_client import JobClient
-from shotclock.process.clock import wall_time
-from shotclock.process.kernel import is_alive, this_process
-from shotclock.runtime.call import CallRequest, Outcome, admit
-from shotclock.runtime.preloaded_zygote import Program
 from shotclock.store.home import StoreBusy
 from shotclock.store.jobs import STARTING_LIMIT_MS, Checkpoints, Job, JobState
 from shotclock.store.store import Store
+from shotclock.supervise.clock import wall_time
+from shotclock.supervise.kernel import is_alive, this_process
 from tests.app.conftest import Home, Tool, lines_of, wait_for, warning_codes
 from tests.store.work import all_alive, new_job
 
@@ -99,7 +99,7 @@ def problem_of(outcome: Any) -> Any:
 SABOTAGE = """
 import sys
 if any("job_runner" in word for word in sys.orig_argv):
-    from shotclock.dispatch import job_runner
+    from shotclock.dispatch import _job_runner as job_runner
     def fail(*given):
         raise OSError("made up")
     {target} = fail

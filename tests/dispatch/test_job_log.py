@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.dispatch import job_log
 from shotclock.dispatch.job_log import Logbook, log_files, read_log, read_tail
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.dispatch.job_client import JobClient
-from shotclock.process.clock import wall_time
 from shotclock.store.jobs import RETENTION_MS
 from shotclock.store.store import Store
+from shotclock.supervise.clock import wall_time
 from tests.app.conftest import Home, fields_of, lines_of, uses_the_store, wait_for
 from tests.conftest import SPEC
 
@@ -107,7 +107,7 @@ def test_a_budget_that_is_none_is_an_argument_error(tool: Any, tmp_path: Path):
 
 @pytest.mark.requirement("F-080")
 def test_without_a_word_the_budget_is_thirty_seconds_off_a_terminal():
-    from shotclock.cli.subcommand import read_budget_ms
+    from shotclock.terminal.subcommand import read_budget_ms
 
     assert read_budget_ms(None) == 30_000
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from shotclock.dispatch.ready import LineWatch, Probe, Ready, find_holder, find_listeners, look_at_url, read_url
+from shotclock.commands._ready import LineWatch, Probe, Ready, find_holder, find_listeners, look_at_url, read_url
 
 LIMIT_S = 5.0
 

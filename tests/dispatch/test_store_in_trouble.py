@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.inbox.work import AGENT, ANN, APPROVE, operation
 from tests.store.locked import held

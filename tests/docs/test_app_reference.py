@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from shotclock import Audio, EmbeddedResource, File, Image, Message, ResourceLink
-from shotclock.app import BUILT_IN, App
+from shotclock.apps._declared import DEFAULT_OPTIONS, RESERVED, Declared
+from shotclock.apps._manifest import build_manifest, option_flags
+from shotclock.apps._served import ServedOptions
+from shotclock.apps.app import BUILT_IN, App
 from shotclock.core.catalogue import CommandSpec, HandlerReference, Interruption
-from shotclock.core.declared import DEFAULT_OPTIONS, RESERVED, Declared
-from shotclock.core.manifest import build_manifest, option_flags
-from shotclock.core.served import ServedOptions
 from shotclock.core.value_types import as_dict
-from shotclock.process.context import Context
+from shotclock.worker.context import Context
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "reference" / "app.md").read_text("utf-8")

@@ -31,9 +31,9 @@ from typing import Any
 
 import pytest
 
-from shotclock.ui.browser import find_chromium
-from shotclock.workflow.lint import lint
-from shotclock.workflow.loader import load_text
+from shotclock.flows.check.lint import lint
+from shotclock.flows.file.loader import load_text
+from shotclock.ui._browser import find_chromium
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -13,7 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from shotclock.core.errors import error_entries
-from shotclock.ui.browser import find_chromium
+from shotclock.ui._browser import find_chromium
 from tools import site
 
 ROOT = Path(__file__).resolve().parents[2]

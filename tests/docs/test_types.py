@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.cli.new_tool import files_of
+from shotclock.apps.cli_new import files_of
 from tests.docs.test_docs import BLOCKS, ROOT
 
 pytestmark = pytest.mark.slow

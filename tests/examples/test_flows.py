@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.inbox.access import Principal
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.providers.model_servers import CallTool, model_server
 

@@ -18,8 +18,8 @@ import pytest
 from mcp import Client
 
 from shotclock.core.proposal import Decision, Kind, Proposal, ProposalStatus
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.server import client as mcp
 from tests.server.client import envelope_in

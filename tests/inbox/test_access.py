@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
+from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus
 from shotclock.core.value_types import replace
-from shotclock.inbox.access import Access, Principal, Role
+from shotclock.people.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.inbox.work import AGENT, ANN
 

@@ -17,9 +17,9 @@ import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import ProposalStatus
-from shotclock.inbox import audit_file
-from shotclock.inbox.access import Access, Role
-from shotclock.inbox.audit_file import AuditFile
+from shotclock.people import audit_file
+from shotclock.people.access import Access, Role
+from shotclock.people.audit_file import AuditFile
 from shotclock.store.home import StoreUnusable
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store

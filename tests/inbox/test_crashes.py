@@ -12,7 +12,7 @@ import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.inbox.audit_file import AuditFile
+from shotclock.people.audit_file import AuditFile
 from shotclock.store.store import Store
 from tests.inbox.work import wall_now
 
@@ -28,8 +28,8 @@ import asyncio, os, random, sys
 from pathlib import Path
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, InboxLimits, ProposalStatus
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.inbox.work import operation
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shotclock import App
+from shotclock.calls.call import Call, CallRequest, admit
 from shotclock.core.proposal import Decision, Kind, ProposalRequest, ProposalStatus
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.approval import Approvals
-from shotclock.inbox.inbox import Inbox
-from shotclock.runtime.call import Call, CallRequest, admit
+from shotclock.people.access import Principal, Role
+from shotclock.people.approval import Approvals
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 
 ADA, AGENT = Principal("ada", Role.OPERATOR), Principal("agent", Role.AGENT)

@@ -20,10 +20,10 @@ from shotclock.core.proposal import (
     ProposedFile,
     result_of,
 )
-from shotclock.core.proposal_checks import FILE_LIMIT
 from shotclock.core.value_types import replace
-from shotclock.inbox import inbox as inbox_module
-from shotclock.inbox.inbox import Inbox, Reminder
+from shotclock.people import inbox as inbox_module
+from shotclock.people.inbox import Inbox, Reminder
+from shotclock.people.proposal_checks import FILE_LIMIT
 from shotclock.store.proposals import NewProposal, Proposals
 from shotclock.store.store import DAY_MS, Store
 from tests.inbox.work import (  # fmt: skip

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from shotclock.core.proposal import Confirmation, Decision, Proposal, ProposalStatus
-from shotclock.inbox.access import Principal
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]

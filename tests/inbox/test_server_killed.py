@@ -19,8 +19,8 @@ import pytest
 from mcp import Client
 
 from shotclock.core.proposal import ProposalStatus
-from shotclock.inbox.access import Access, Principal, Role
-from shotclock.inbox.audit_file import AuditFile
+from shotclock.people.access import Access, Principal, Role
+from shotclock.people.audit_file import AuditFile
 from shotclock.store.store import Store
 from tests.inbox.work import wall_now
 from tests.server.client import envelope_in
@@ -50,8 +50,8 @@ import asyncio, os, random, sys
 from pathlib import Path
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
 from tests.server.client import envelope_in
 from shotclock.store.store import Store
 

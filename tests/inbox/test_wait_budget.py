@@ -8,8 +8,8 @@ import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import InboxLimits
-from shotclock.inbox.inbox import Inbox
-from shotclock.inbox.person_wait import read_inbox_limits, read_response_budget_ms
+from shotclock.people.inbox import Inbox
+from shotclock.people.person_wait import read_inbox_limits, read_response_budget_ms
 from shotclock.store.store import Store
 from tests.rows import row
 

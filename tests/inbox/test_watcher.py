@@ -14,7 +14,7 @@ import pytest
 
 from shotclock.core.proposal import ProposalStatus
 from shotclock.core.value_types import replace
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.inbox import Inbox
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store
 from tests.inbox.work import AGENT, bounded, operation, until, wall_now
@@ -33,7 +33,7 @@ DECIDER = """
 import sys, time
 from pathlib import Path
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.store.store import Store
 
 with Store.open(Path(sys.argv[1])) as store:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
+from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, ProposalStatus
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 
 WITHIN_S = 30  # every test as a whole, and every wait in it; only something that hangs runs this out

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shotclock.core.validation import Part, field
-from shotclock.notify.delivery import LIMIT_MS, deliver
-from shotclock.notify.entries import UserEntries
+from shotclock.people.notify.delivery import LIMIT_MS, deliver
+from shotclock.people.notify.entries import UserEntries
 from tests.certificates import certificate
 from tests.notify.servers import mail_server, web_server
 

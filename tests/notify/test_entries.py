@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shotclock.core.validation import Part, ValidationError, field
-from shotclock.notify.entries import MOST_ENTRIES, Entries, UserEntries
+from shotclock.people.notify.entries import MOST_ENTRIES, Entries, UserEntries
 
 MAIL = {"host": "mail.example", "from": "Shotclock <shotclock@example.com>", "to": "me@example.com"}
 

@@ -250,7 +250,7 @@ def test_a_projects_file_does_not_decide_where_messages_go(runs: Runs, taken: Ta
     answer = shotclock(runs, "notify", "test")
     assert answer["error"]["code"] == "ARG_ERROR"
     assert "a checkout must not decide where messages go" in answer["error"]["message"]
-    shell = [sys.executable, "-c", "from shotclock.cli import run_shell; run_shell()", "-c", "true"]
+    shell = [sys.executable, "-c", "from shotclock.main import run_shell; run_shell()", "-c", "true"]
     ran = subprocess.run(shell, cwd=runs.folder, env=runs.env, capture_output=True, timeout=WITHIN_S)
     assert b"notify: a checkout must not decide where messages go" in ran.stderr
 

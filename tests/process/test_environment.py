@@ -165,7 +165,7 @@ def test_exec_sets_quiet_variables_only_where_there_is_no_terminal_and_keeps_the
 
 def test_each_call_in_the_same_worker_has_its_own_deadline_and_trace():
     from shotclock.core.trace import TraceContext
-    from shotclock.process.environment import set_call_variables
+    from shotclock.supervise.environment import set_call_variables
 
     names = ("SHOTCLOCK_DEADLINE_NS", "SHOTCLOCK_REMAINING_MS", "TRACEPARENT", "TRACESTATE")
     before = {name: os.environ.get(name) for name in names}
@@ -207,7 +207,7 @@ DISTURBANCES = {
 def test_what_a_call_does_to_the_variables_is_not_what_the_next_one_has(disturbance: str):
     program = f"""
 import json, os, subprocess
-from shotclock.process.environment import set_call_variables
+from shotclock.supervise.environment import set_call_variables
 for number in (1, 2, 3):
     set_call_variables(number, f"00-parent-{{number}}", "")
     listed = subprocess.run(["/usr/bin/env"], capture_output=True, text=True, timeout=20).stdout.splitlines()

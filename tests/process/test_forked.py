@@ -19,8 +19,8 @@ PROGRAM_LIMIT_S = 20.0
 
 PROGRAM = """
 import json, os, signal, sys, time
-from shotclock.process import forked
-from shotclock.process.clock import monotonic_ns
+from shotclock.supervise import forked
+from shotclock.supervise.clock import monotonic_ns
 
 def daemon():
     if os.fork() == 0:

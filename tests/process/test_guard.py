@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 LIMIT_S = 10.0
 GUARD = """
 import os, socket, subprocess, sys
-from shotclock.process.clock import monotonic_ns
-from shotclock.process.kernel import DeadlineTimer
-from shotclock.process.zygote import _guard_runtime
+from shotclock.supervise.clock import monotonic_ns
+from shotclock.supervise.kernel import DeadlineTimer
+from shotclock.supervise.zygote import _guard_runtime
 
 frozen = subprocess.Popen(["sleep", "60"], stderr=subprocess.DEVNULL)
 timer = DeadlineTimer()
@@ -62,7 +62,7 @@ def test_a_frozen_runtime_is_killed_whatever_became_of_stderr(stderr: str) -> No
 def test_a_zygote_ends_with_its_socket_also_if_standard_descriptors_are_closed(closed: tuple[int, ...]) -> None:
     program = f"""
 import os, sys
-from shotclock.process.zygote import start_clean_zygote
+from shotclock.supervise.zygote import start_clean_zygote
 
 answer = os.dup(1)
 for number in {closed}:

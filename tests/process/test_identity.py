@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.value_types import replace
-from shotclock.process.kernel import is_alive, this_process
+from shotclock.supervise.kernel import is_alive, this_process
 
 pytestmark = [
     pytest.mark.usefixtures("no_survivors"),

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from shotclock.core.value_types import replace
-from shotclock.process import kernel
-from shotclock.process.kill import kill_tree
+from shotclock.supervise import kernel
+from shotclock.supervise.kill import kill_tree
 from tests.runtime.bounds import ROOT, eventually
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -128,7 +128,7 @@ def test_a_process_whose_main_thread_has_ended_is_alive_while_another_thread_run
 
 HEADLESS = """
 import ctypes, os, sys
-from shotclock.process import kernel
+from shotclock.supervise import kernel
 from tests.runtime import work
 
 os.setgroups([])
@@ -157,7 +157,7 @@ def test_an_ordinary_user_finds_the_mark_of_a_process_whose_main_thread_has_ende
 
 def test_an_orphan_below_a_subreaper_stays_below_it(tmp_path: Path) -> None:
     adopts = """
-        from shotclock.process import kernel
+        from shotclock.supervise import kernel
         assert kernel.become_subreaper()
         child = os.fork()
         if child == 0:
@@ -179,7 +179,7 @@ def test_an_orphan_below_a_subreaper_stays_below_it(tmp_path: Path) -> None:
 
 def test_has_children_tells_running_and_dead_children_from_none(tmp_path: Path) -> None:
     asks = """
-        from shotclock.process import kernel
+        from shotclock.supervise import kernel
         said = [kernel.has_children()]
         hold, let_go = os.pipe()
         pid = os.fork()
@@ -203,7 +203,7 @@ def test_has_children_tells_running_and_dead_children_from_none(tmp_path: Path) 
 
 def test_a_child_that_shall_die_with_its_parent_does(tmp_path: Path) -> None:
     leaves = """
-        from shotclock.process import kernel
+        from shotclock.supervise import kernel
         me = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -307,9 +307,9 @@ def test_a_bell_is_heard_by_another_process_even_if_the_one_that_armed_it_is_sto
 
 BLIND = """
 import os, resource, subprocess, sys
-from shotclock.process import kernel, zygote
-from shotclock.process.context import StartedProcesses
-from shotclock.process.kill import kill_tree
+from shotclock.supervise import kernel, zygote
+from shotclock.worker.context import StartedProcesses
+from shotclock.supervise.kill import kill_tree
 
 child = subprocess.Popen(["sleep", "60"])
 started = StartedProcesses()

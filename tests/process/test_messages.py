@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.core.clocks import ClockKind, Clocks
 from shotclock.core.errors import Failure
-from shotclock.process.messages import keep_users_code_out, unpickle
+from shotclock.core.limits import ClockKind, Clocks
+from shotclock.worker.messages import keep_users_code_out, unpickle
 
 PLAIN = [
     {"list": [1, 2.5, None, b"bytes"], "complex": 1j},

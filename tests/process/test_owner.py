@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from shotclock.process.owner import OwnerWatch, UnknownOwner, find_owner
+from shotclock.supervise.owner import OwnerWatch, UnknownOwner, find_owner
 
 LIMIT_S = 30
 FIND = (
     "import json, sys\n"
-    "from shotclock.process.owner import UnknownOwner, find_owner\n"
+    "from shotclock.supervise.owner import UnknownOwner, find_owner\n"
     "try: found = find_owner(sys.argv[1] if sys.argv[1:] else None)\n"
     "except UnknownOwner as error: print(json.dumps(str(error)))\n"
     "else: print(json.dumps(found and found.pid))\n"

@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 RAN_WITHIN_S = 30.0
 SUPERVISE = """
 import json, os, sys
-from shotclock.process import foreground
-from shotclock.process.command_task import CommandTask
-from shotclock.process.foreground import TerminalSignals
+from shotclock.supervise import foreground
+from shotclock.supervise.command_task import CommandTask
+from shotclock.supervise.foreground import TerminalSignals
 script, folder, bell_ms = sys.argv[1:]
 task = CommandTask(["sh", "-c", script], dict(os.environ), runners=folder or None, output="INHERIT")
 if int(bell_ms):
-    from shotclock.process.clock import monotonic_ns
+    from shotclock.supervise.clock import monotonic_ns
     task.bell_ns = monotonic_ns() + int(bell_ms) * 1_000_000
     task.kill_ns = task.bell_ns + 1_000_000_000
 report = foreground.run(task, TerminalSignals())
@@ -34,7 +34,7 @@ import os, sys, time
 folder, kind = sys.argv[1:]
 if os.fork():
     os._exit(0)
-from shotclock.process.runners import enrol, withdraw
+from shotclock.supervise.runners import enrol, withdraw
 if kind == "runner":
     enrol(folder, "job1", "a name")
 elif kind == "old start":
@@ -43,7 +43,7 @@ elif kind == "old start":
     with open(f"{folder}/{os.getpid()}", "w") as file:
         file.write("1 job1 a name")
 else:
-    from shotclock.process.kernel import name_process
+    from shotclock.supervise.kernel import name_process
     os.setsid()
     name_process("shotclock-job")
 child = os.fork()

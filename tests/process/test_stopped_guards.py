@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.process.leftovers import MARK, LeftProcess, find_carriers
+from shotclock.supervise.leftovers import MARK, LeftProcess, find_carriers
 from tests.runtime.bounds import eventually
 
 pytestmark = [
@@ -90,7 +90,7 @@ class Entry:
 
 def _words(name: str, work: Path) -> list[str]:
     shotclock = [sys.executable, "-m", "shotclock"]
-    shell = "import sys; from shotclock.cli import run_shell; run_shell()"
+    shell = "import sys; from shotclock.main import run_shell; run_shell()"
     match name:
         case "exec":
             return [*shotclock, "exec", "--timeout", "0", "--grace", "300ms", "--", "sh", str(work)]

@@ -12,9 +12,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 PROGRAM = """
 import os, time
-from shotclock.process import ipc, kernel
-from shotclock.process.command_task import CommandReport, CommandTask, News, Order
-from shotclock.process.supervisor import Supervisor
+from shotclock.supervise import ipc, kernel
+from shotclock.supervise.command_task import CommandReport, CommandTask, News, Order
+from shotclock.supervise.supervisor import Supervisor
 
 def die_late(parent, die_with_parent=kernel.die_with_parent):
     time.sleep(0.5)
@@ -44,9 +44,9 @@ def test_a_stop_that_comes_between_fork_and_exec_is_not_lost() -> None:
 
 RELAY = """
 import json, os, time
-from shotclock.process import ipc, supervisor
-from shotclock.process.command_task import CommandReport, CommandTask, News, Order
-from shotclock.process.supervisor import Supervisor
+from shotclock.supervise import ipc, supervisor
+from shotclock.supervise.command_task import CommandReport, CommandTask, News, Order
+from shotclock.supervise.supervisor import Supervisor
 
 def begin(script, before=lambda: None, stays=False, **limits):
     \"\"\"Supervise a shell script whose output goes into a pipe that is read only later.\"\"\"

@@ -124,7 +124,7 @@ def test_with_the_proc_of_another_namespace_exec_and_timeout_pass_codes_and_outp
 
 
 def test_with_the_proc_of_another_namespace_the_shell_says_that_it_sees_no_owner(beside: Any):
-    shell = "import sys; from shotclock.cli import run_shell; run_shell()"
+    shell = "import sys; from shotclock.main import run_shell; run_shell()"
     code, out = beside(sys.executable, "-c", shell, "--timeout", "0", "-c", "echo out; exit 3")
     assert code == 3 and out.startswith(b"out\n") and b"does not end with its owner" in out
 

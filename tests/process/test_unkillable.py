@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.process import kernel
+from shotclock.supervise import kernel
 from tests.runtime.bounds import ROOT, on_time
 from tests.runtime.work import FOREVER_S
 

@@ -13,14 +13,14 @@ from typing import Any
 import psutil
 import pytest
 
-from shotclock.core.clocks import Clocks, Deadline
+from shotclock.calls.preloaded_zygote import Program
+from shotclock.calls.runtime import Runtime
+from shotclock.core.limits import Clocks, Deadline
 from shotclock.core.trace import TraceContext
-from shotclock.process.clock import monotonic_ns
-from shotclock.process.context import Scope, current_scope
-from shotclock.providers.provider import Provider, StepCall
-from shotclock.runtime.preloaded_zygote import Program
-from shotclock.runtime.runtime import Runtime
-from shotclock.workflow.step_try import AnsweredTry, try_step
+from shotclock.flows.run.step_try import AnsweredTry, try_step
+from shotclock.flows.steps.provider import Provider, StepCall
+from shotclock.supervise.clock import monotonic_ns
+from shotclock.worker.context import Scope, current_scope
 
 # Past the bell, on two cores that others use as well.
 OVERSHOOT_S = 8.0

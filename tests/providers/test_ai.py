@@ -19,15 +19,15 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
-from shotclock.providers.ai import PROMPT_LIMIT, AiPart, read_overtime
-from shotclock.providers.ai_models import AiModel, ChosenModel, choose_model, default_timeout_ms
-from shotclock.providers.ai_tools import TEXT_LIMIT, AgentListener
+from shotclock.flows.check.lint import lint
+from shotclock.flows.check.plan import overtime_of, plan_of
+from shotclock.flows.file.loader import Finding, load_text
+from shotclock.flows.run.runs import RunCaller, RunRequest, start
+from shotclock.flows.run.state import record_workflow
+from shotclock.flows.steps._ai_tools import TEXT_LIMIT, AgentListener
+from shotclock.flows.steps.ai import PROMPT_LIMIT, AiPart, read_overtime
+from shotclock.flows.steps.ai_models import AiModel, ChosenModel, choose_model, default_timeout_ms
 from shotclock.store.store import Store
-from shotclock.workflow.lint import lint
-from shotclock.workflow.loader import Finding, load_text
-from shotclock.workflow.plan import overtime_of, plan_of
-from shotclock.workflow.run import RunCaller, RunRequest, start
-from shotclock.workflow.state import record_workflow
 from tests.providers.model_servers import CallTool, Garbage, Hang, ModelServer, Say, Status, model_server
 from tests.providers.warm_agents import warm_agents
 from tests.runtime.bounds import ROOT, eventually, marked
@@ -1118,9 +1118,9 @@ def test_the_process_that_runs_the_workflow_imports_nothing_of_models(tmp_path: 
 import asyncio, sys
 from pathlib import Path
 from shotclock.store.store import Store
-from shotclock.workflow.run import RunRequest, start
-from shotclock.workflow.lint import lint
-from shotclock.workflow.loader import load_file
+from shotclock.flows.run.runs import RunRequest, start
+from shotclock.flows.check.lint import lint
+from shotclock.flows.file.loader import load_file
 
 loaded = load_file(Path("flow.yaml"))
 assert lint(loaded) == [], lint(loaded)

@@ -17,14 +17,14 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Tool
 from pydantic_ai.models import Model
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 
-from shotclock.core.clocks import Deadline
 from shotclock.core.errors import Failure
+from shotclock.core.limits import Deadline
 from shotclock.core.trace import TraceContext
-from shotclock.process.clock import monotonic_ns
-from shotclock.process.context import Context
-from shotclock.providers.ai_agent import MEMORY_LIMIT, MOST_TOOLS_AT_ONCE, AgentRun, run_agent
-from shotclock.providers.ai_client import build_model
-from shotclock.providers.ai_models import find_schema_flaw
+from shotclock.flows.steps._ai_agent import MEMORY_LIMIT, MOST_TOOLS_AT_ONCE, AgentRun, run_agent
+from shotclock.flows.steps._ai_client import build_model
+from shotclock.flows.steps.ai_models import find_schema_flaw
+from shotclock.supervise.clock import monotonic_ns
+from shotclock.worker.context import Context
 from tests.providers.model_servers import Action, CallTool, Flood, ModelServer, Say, Status, model_server
 
 pytestmark = pytest.mark.slow
@@ -361,7 +361,7 @@ def test_the_caller_knows_of_a_request_before_it_is_answered() -> None:
 
 @pytest.mark.parametrize("kind", ["text", "arguments", "calls"])
 def test_an_answer_that_does_not_end_is_given_up_at_a_size(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shotclock.providers.ai_agent.CONVERSATION_LIMIT", 10_000)
+    monkeypatch.setattr("shotclock.flows.steps._ai_agent.CONVERSATION_LIMIT", 10_000)
     pieces = 0
 
     async def go_on(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
@@ -489,7 +489,7 @@ def test_why_a_server_is_not_reached_is_said() -> None:
 @pytest.fixture
 def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Flood], tuple[Model, ModelServer]]]:
     """A function that starts a server that floods whoever asks it, and returns a model on it."""
-    monkeypatch.setattr("shotclock.providers.ai_client.EVENT_LIMIT", 300_000)
+    monkeypatch.setattr("shotclock.flows.steps._ai_client.EVENT_LIMIT", 300_000)
     with contextlib.ExitStack() as stack:
 
         def start(flood: Flood) -> tuple[Model, ModelServer]:
@@ -526,7 +526,7 @@ def test_an_event_may_come_in_any_pieces_and_many_of_them_are_more_than_one_may_
 
 
 def test_what_tools_answer_is_part_of_the_conversation_and_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shotclock.providers.ai_agent.CONVERSATION_LIMIT", 50_000)
+    monkeypatch.setattr("shotclock.flows.steps._ai_agent.CONVERSATION_LIMIT", 50_000)
     caller = Caller(answer={"ok": True, "output": "y" * 10_000, "remaining_ms": None})
     with pytest.raises(Failure) as raised:
         caller.run(look_forever, tools=[LOOK])

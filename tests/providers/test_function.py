@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Clocks
+from shotclock.calls.preloaded_zygote import Program
+from shotclock.calls.runtime import Runtime
 from shotclock.core.envelope import Envelope
-from shotclock.providers import function_calls
-from shotclock.providers.function_calls import FunctionProvider
-from shotclock.providers.provider import StepCall
-from shotclock.runtime.preloaded_zygote import Program
-from shotclock.runtime.runtime import Runtime
+from shotclock.core.limits import Clocks
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.run.runs import RunCaller, RunRequest, start
+from shotclock.flows.run.step_try import AnsweredTry, try_step
+from shotclock.flows.steps import _function_calls as function_calls
+from shotclock.flows.steps._function_calls import FunctionProvider
+from shotclock.flows.steps.provider import StepCall
 from shotclock.store.store import Store
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.run import RunCaller, RunRequest, start
-from shotclock.workflow.step_try import AnsweredTry, try_step
 from tests.runtime.bounds import ROOT, marked
 
 pytestmark = pytest.mark.usefixtures("no_survivors")

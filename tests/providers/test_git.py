@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Clocks
-from shotclock.providers.git import GitProvider, InvalidRepository, Repository, ref_problem
+from shotclock.core.limits import Clocks
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.run.runs import RunRequest, start
+from shotclock.flows.steps.git import GitProvider, InvalidRepository, Repository, ref_problem
 from shotclock.store.store import Store
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.run import RunRequest, start
 from tests.providers import servers
 from tests.providers.conftest import OVERSHOOT_S, Tried
 from tests.providers.servers import Connection, Handler, Server, answers, response, wait_until

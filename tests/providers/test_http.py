@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Clocks
-from shotclock.providers.http import HttpProvider
-from shotclock.providers.http_message import LONGEST_RETRY_AFTER_MS, HttpRequest, InvalidRequest, retry_after_ms
+from shotclock.core.limits import Clocks
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.run.runs import RunRequest, start
+from shotclock.flows.steps._http import HttpProvider
+from shotclock.net.http import LONGEST_RETRY_AFTER_MS, HttpRequest, InvalidRequest, retry_after_ms
 from shotclock.store.store import Store
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.run import RunRequest, start
 from tests.providers import servers
 from tests.providers.conftest import OVERSHOOT_S, Tried, sockets_to
 from tests.providers.servers import Connection, Handler, Server, answers, deaf_port, response
@@ -222,12 +222,12 @@ def test_thirty_at_once_that_all_hang_end_on_time(trial: Callable[..., Tried]) -
 HANGING_LOOKUP = """
 import asyncio, json, sys, time
 from pathlib import Path
-from shotclock.core.clocks import Clocks
-from shotclock.runtime.runtime import Runtime
-from shotclock.runtime.preloaded_zygote import Program
-from shotclock.providers.http import HttpProvider
-from shotclock.providers.provider import StepCall
-from shotclock.workflow.step_try import try_step
+from shotclock.core.limits import Clocks
+from shotclock.calls.runtime import Runtime
+from shotclock.calls.preloaded_zygote import Program
+from shotclock.flows.steps._http import HttpProvider
+from shotclock.flows.steps.provider import StepCall
+from shotclock.flows.run.step_try import try_step
 
 async def work():
     async with Runtime(program=Program(), workers=1) as runtime:

@@ -19,19 +19,19 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Clocks, Deadline
+from shotclock.calls.preloaded_zygote import Program
+from shotclock.calls.runtime import Runtime
+from shotclock.core.limits import Clocks, Deadline
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.core.trace import TraceContext
-from shotclock.inbox.access import Principal
-from shotclock.inbox.inbox import Inbox
-from shotclock.process.clock import monotonic_ns
-from shotclock.process.context import Scope, current_scope
-from shotclock.providers.human import HumanProvider
-from shotclock.providers.provider import StepCall
-from shotclock.runtime.preloaded_zygote import Program
-from shotclock.runtime.runtime import Runtime
+from shotclock.flows.run.step_try import AnsweredTry, try_step
+from shotclock.flows.steps._human import HumanProvider
+from shotclock.flows.steps.provider import StepCall
+from shotclock.people.access import Principal
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
-from shotclock.workflow.step_try import AnsweredTry, try_step
+from shotclock.supervise.clock import monotonic_ns
+from shotclock.worker.context import Scope, current_scope
 from tests.warm import WarmStart, own_terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "home")]

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-import shotclock.providers.mcp_client as conversation  # at once, so that no test pays for loading the SDK
-from shotclock.core.clocks import Clocks
-from shotclock.providers.mcp import CLOSE_LIMIT_S, McpProvider
+import shotclock.net.mcp_client as conversation  # at once, so that no test pays for loading the SDK
+from shotclock.core.limits import Clocks
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.run.runs import RunRequest, start
+from shotclock.flows.steps.mcp import CLOSE_LIMIT_S, McpProvider
 from shotclock.store.store import Store
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.run import RunRequest, start
 from tests.runtime.bounds import ROOT, marked
 from tests.server.client import http_server
 
@@ -194,10 +194,10 @@ def test_the_steps_own_timeout_is_the_limit_where_it_is_shorter(ask: Trial) -> N
 def test_the_clock_of_the_step_runs_while_the_client_is_still_loaded(
     ask: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loads = "import time\ntime.sleep(3)\nfrom shotclock.providers.mcp_client import Conversation\n"
+    loads = "import time\ntime.sleep(3)\nfrom shotclock.net.mcp_client import Conversation\n"
     (tmp_path / "loads_slowly.py").write_text(loads)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("shotclock.providers.mcp._CLIENT", "loads_slowly")
+    monkeypatch.setattr("shotclock.flows.steps.mcp._CLIENT", "loads_slowly")
 
     tried = ask(server("never_answers"), timeout="5s")
     assert tried.error["code"] == "TIMEOUT" and tried.error["context"]["clock"]["limit_ms"] == 5000
@@ -210,7 +210,7 @@ def test_the_clock_of_the_step_runs_while_the_client_is_still_loaded(
 
 
 def test_the_client_takes_no_server_of_the_sdk_along_and_leaves_the_sdk_to_others_as_it_is() -> None:
-    program = "import sys; import shotclock.providers.mcp_client\n"
+    program = "import sys; import shotclock.net.mcp_client\n"
     program += "assert 'mcp.client.session' in sys.modules and 'mcp.server' not in sys.modules\n"
     program += "import mcp; from mcp.client import Client; assert Client is mcp.Client and mcp.server.Server"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from shotclock.dispatch.job_log import read_log
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.run.runs import RunCaller, RunRequest, start
+from shotclock.flows.run.step_log import list_logs, read_records
 from shotclock.store.store import Store
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.run import RunCaller, RunRequest, start
-from shotclock.workflow.step_log import list_logs, read_records
 from tests.providers.model_servers import CallTool, Say, model_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]

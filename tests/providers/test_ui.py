@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Clocks
-from shotclock.providers.provider import STEP_TYPES, StepCall
-from shotclock.runtime.runtime import Runtime
-from shotclock.workflow.lint import lint
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.step_try import try_step
+from shotclock.calls.runtime import Runtime
+from shotclock.core.limits import Clocks
+from shotclock.flows.check.lint import lint
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.run.step_try import try_step
+from shotclock.flows.steps.provider import STEP_TYPES, StepCall
 from tests.ui.conftest import execution
 from tests.ui.pages import Session, session_in
 

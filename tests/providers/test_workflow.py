@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from shotclock.core.envelope import Envelope
+from shotclock.flows.check.lint import NESTING_LIMIT
+from shotclock.flows.file.loader import load_file
+from shotclock.flows.run.runs import RunCaller, RunRequest, start
 from shotclock.store.store import Store
-from shotclock.workflow.lint import NESTING_LIMIT
-from shotclock.workflow.loader import load_file
-from shotclock.workflow.run import RunCaller, RunRequest, start
 from tests.runtime.bounds import ROOT, eventually, marked
 
 pytestmark = pytest.mark.usefixtures("no_survivors")

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 from unittest import mock
 
-from shotclock.process import ipc
-from shotclock.process.zygote import start_clean_zygote
-from shotclock.providers.ai import AiProvider
-from shotclock.runtime.preloaded_zygote import Preloaded, Program
-from shotclock.runtime.runtime import Runtime
+from shotclock.calls.preloaded_zygote import Preloaded, Program
+from shotclock.calls.runtime import Runtime
+from shotclock.flows.steps.ai import AiProvider
+from shotclock.supervise import ipc
+from shotclock.supervise.zygote import start_clean_zygote
 
 UP_WITHIN_S = 60.0
 GONE_WITHIN_S = 10.0
@@ -37,7 +37,7 @@ def warm_agents(*providers: str) -> Iterator[None]:
         program=Program(),
         modules=[
             "asyncio",
-            "shotclock.providers.ai_agent",
+            "shotclock.flows.steps._ai_agent",
             *(f"pydantic_ai.models.{name}" for name in providers),
         ],
     )

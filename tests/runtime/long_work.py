@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from shotclock.process import worker_main
+from shotclock.worker import main as worker_main
 
 
 def counts(ctx, to: int = 30) -> object:

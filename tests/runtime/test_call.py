@@ -455,7 +455,7 @@ async def ignores_cancellation(until: threading.Event) -> None:
 def test_abandoned_calls_are_listed_and_at_the_limit_only_killable_work_is_still_taken(
     validate_envelope: Validate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shotclock.runtime.runtime.ORPHAN_LIMIT", 2)
+    monkeypatch.setattr("shotclock.calls.runtime.ORPHAN_LIMIT", 2)
     released = threading.Event()
 
     async def deaf() -> str:

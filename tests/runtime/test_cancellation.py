@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Envelope, Failure, Runtime
-from shotclock.process import spans
-from shotclock.process.command_task import CommandReport
-from shotclock.runtime import command_runner
-from shotclock.runtime.call import Call, Outcome, admit
-from shotclock.runtime.command_runner import run_shielded
+from shotclock.calls import supervised_commands as command_runner
+from shotclock.calls.call import Call, Outcome, admit
+from shotclock.calls.supervised_commands import run_shielded
+from shotclock.supervise import spans
+from shotclock.supervise.command_task import CommandReport
 from tests.runtime.bounds import run, soon
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import Clocks
-from shotclock.process.command_task import Capture, Captured, CommandReport
-from shotclock.runtime.call import admit
-from shotclock.runtime.commands import assign, judge
+from shotclock.calls.call import admit
+from shotclock.calls.commands import assign, judge
+from shotclock.core.limits import Clocks
+from shotclock.supervise.command_task import Capture, Captured, CommandReport
 
 GAP = re.compile(r"\n\[… (\d+) bytes left out …\]\n")
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Clocks
+from shotclock.calls import control
+from shotclock.calls.control import live_calls
+from shotclock.calls.control_channel import ask, ask_holder
+from shotclock.calls.runtime import Runtime
 from shotclock.core.errors import Failure
+from shotclock.core.limits import Clocks
 from shotclock.core.overtime import ObserverKind, Overtime, OvertimePolicy
-from shotclock.process.kernel import this_process
-from shotclock.runtime import control
-from shotclock.runtime.control import live_calls
-from shotclock.runtime.control_channel import ask, ask_holder
-from shotclock.runtime.runtime import Runtime
+from shotclock.supervise.kernel import this_process
 from tests.runtime.bounds import soon
 
 pytestmark = pytest.mark.usefixtures("no_survivors")

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Envelope, Operation, Runtime
+from shotclock.calls import executor
 from shotclock.core.catalogue import HandlerReference
-from shotclock.process.context import CallListener
-from shotclock.runtime import executor
+from shotclock.worker.context import CallListener
 from tests.processes import is_running
 from tests.runtime import guests, operations
 from tests.runtime.bounds import LONG_GRACE_MS, ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon, timed

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from shotclock import Clocks, Runtime
+from shotclock.calls.call import admit
+from shotclock.calls.supervised_commands import LEAVE_GRACE_MS, LEAVE_LIMIT_S, InteractiveProcess
 from shotclock.core.errors import Failure
-from shotclock.runtime.call import admit
-from shotclock.runtime.command_runner import LEAVE_GRACE_MS, LEAVE_LIMIT_S, InteractiveProcess
 from tests.runtime import work
 from tests.runtime.bounds import ROOT, eventually, mark_of, marked, run, soon
 
@@ -254,7 +254,7 @@ def test_when_we_are_killed_it_dies_too(tmp_path: Path) -> None:
     program = f"""
 import asyncio, sys
 from shotclock import Clocks, Runtime
-from shotclock.runtime.call import admit
+from shotclock.calls.call import admit
 
 async def main():
     async with Runtime() as runtime:

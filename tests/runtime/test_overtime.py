@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls._handler_call import ProcessCall
+from shotclock.calls.call import Call
+from shotclock.calls.control import control_of, live_calls
+from shotclock.calls.runtime import Runtime
 from shotclock.core.catalogue import Operation
-from shotclock.core.clocks import Clocks
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
+from shotclock.core.limits import Clocks
 from shotclock.core.overtime import Overtime, OvertimePolicy
-from shotclock.runtime.call import Call
-from shotclock.runtime.control import control_of, live_calls
-from shotclock.runtime.handler_call import ProcessCall
-from shotclock.runtime.runtime import Runtime
 from tests.runtime import long_work
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shotclock import Clocks, Envelope, Runtime
-from shotclock.process.command_task import SPILL_CAP, Capture
+from shotclock.supervise.command_task import SPILL_CAP, Capture
 from tests.runtime import work
 from tests.runtime.bounds import ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon
 

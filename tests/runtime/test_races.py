@@ -17,16 +17,17 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Context, Envelope, Operation, Runtime
+from shotclock.calls import commands
+from shotclock.calls import executor as pool_module
+from shotclock.calls import supervised_commands as command_runner
+from shotclock.calls._handler_call import ProcessCall
+from shotclock.calls._worker_process import Worker
+from shotclock.calls.call import admit
+from shotclock.calls.control import control_of, live_calls
+from shotclock.calls.preloaded_zygote import Preloaded
 from shotclock.core.envelope import Problem
-from shotclock.process.command_task import CommandReport, CommandTask
-from shotclock.process.messages import Done
-from shotclock.runtime import command_runner, commands
-from shotclock.runtime import executor as pool_module
-from shotclock.runtime.call import admit
-from shotclock.runtime.control import control_of, live_calls
-from shotclock.runtime.handler_call import ProcessCall
-from shotclock.runtime.preloaded_zygote import Preloaded
-from shotclock.runtime.worker_process import Worker
+from shotclock.supervise.command_task import CommandReport, CommandTask
+from shotclock.worker.messages import Done
 from tests.runtime import guests, operations, work
 from tests.runtime.bounds import mark_of, marked, run, soon, timed
 

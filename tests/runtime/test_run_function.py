@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Operation, Runtime, arun, run
-from shotclock.process.command_pool import pool
-from shotclock.runtime.run_function import CalledProcessError, IdleExpired, SupervisorLost, TimeoutExpired
+from shotclock.commands.run import CalledProcessError, IdleExpired, SupervisorLost, TimeoutExpired
+from shotclock.supervise.command_pool import pool
 from tests.processes import is_running, wait_until_gone
 from tests.runtime.bounds import soon
 

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Envelope, Runtime
-from shotclock.process import ipc, kill
-from shotclock.process.command_task import CommandTask, Order
-from shotclock.runtime.command_runner import MOST_SPARE, RunningCommand
+from shotclock.calls.supervised_commands import MOST_SPARE, RunningCommand
+from shotclock.supervise import ipc, kill
+from shotclock.supervise.command_task import CommandTask, Order
 from tests.runtime import work
 from tests.runtime.bounds import run, soon
 

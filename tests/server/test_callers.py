@@ -15,7 +15,7 @@ from mcp_types import Implementation
 
 from shotclock import testing
 from shotclock.core.envelope import ENVELOPE_KEY
-from shotclock.inbox.access import Role
+from shotclock.people.access import Role
 from tests.app.programs.callers import app
 from tests.server.client import LEGACY, MODERN, connected, envelope_in, envelope_of, http_server, run
 from tests.server.web.issuing import issuing

@@ -17,8 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from shotclock.core.clocks import WallTime
-from shotclock.inbox.access import Access, Principal, Role
+from shotclock.core.limits import WallTime
+from shotclock.people.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.runtime.bounds import eventually
 from tests.server.client import ADVERSARIES, ENDED_WITHIN_S, ROOT, STARTED_WITHIN_S, envelope_on_wire
@@ -40,7 +40,9 @@ def flooded(folder: Path, **constants: float) -> Iterator[tuple[int, subprocess.
     """A server with few descriptors and short clocks: its port, its process, and the file its stderr goes to."""
     few = f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))\n"
     short = "".join(f"c.{name} = {value}\n" for name, value in constants.items())
-    program = f"{few}import shotclock.server.http as c\n{short}from shotclock.cli import run_program\nrun_program()\n"
+    program = (
+        f"{few}import shotclock.apps.server._http as c\n{short}from shotclock.main import run_program\nrun_program()\n"
+    )
     words = ["serve", ADVERSARIES, "--http", "127.0.0.1:0"]
     log = folder / "log"
     with open(log, "wb") as stderr:
@@ -251,7 +253,7 @@ def test_the_answer_to_an_older_client_comes_as_json_in_one_piece_and_of_a_slow_
 def test_of_one_clients_sessions_the_one_that_was_idle_longest_makes_room_and_stopping_stays_quick(
     tmp_path: Path,
 ) -> None:
-    from shotclock.server.http import MOST_SESSIONS_EACH
+    from shotclock.apps.server._http import MOST_SESSIONS_EACH
 
     with flooded(tmp_path) as (port, process, log):
         first, second = open_session(port), open_session(port)

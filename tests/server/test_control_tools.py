@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from shotclock.inbox.access import Access, Principal, Role
-from shotclock.process.clock import wall_time
+from shotclock.people.access import Access, Principal, Role
 from shotclock.store.store import Store
+from shotclock.supervise.clock import wall_time
 from tests.cli.conftest import SHOTCLOCK
 from tests.server.client import MODERN, NO_ANSWER_S, connected, envelope_in, envelope_of, http_server, run
 

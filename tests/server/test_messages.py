@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shotclock.server.stdio import LONGEST_LINE
+from shotclock.apps.server._stdio import LONGEST_LINE
 from tests.server.client import ADVERSARIES, MODERN, connected, envelope_on_wire, run, served
 from tests.server.test_lifecycle import hear, say
 

@@ -14,8 +14,8 @@ from mcp import Client, StdioServerParameters
 
 from shotclock import Clocks, Runtime
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.server.client import MODERN, NO_ANSWER_S, ROOT, envelope_of, run
 

@@ -15,9 +15,9 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import ElicitResult
 
 from shotclock import testing
-from shotclock.core.clocks import WallTime
-from shotclock.inbox.access import Access, Principal, Role
-from shotclock.server import paused_calls
+from shotclock.apps.server import _paused_calls as paused_calls
+from shotclock.core.limits import WallTime
+from shotclock.people.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.app.conftest import Home, home
 from tests.app.programs.asking import app

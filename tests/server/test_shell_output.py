@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from shotclock.server import shell_output
-from shotclock.server.shell_output import END_KEPT, FILE_CAP, SHOWN, JobOutput
+from shotclock.apps.server import _shell_output as shell_output
+from shotclock.apps.server._shell_output import END_KEPT, FILE_CAP, SHOWN, JobOutput
 
 
 @pytest.fixture(autouse=True)

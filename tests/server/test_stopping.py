@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from shotclock.apps.web.routes import Operators
 from shotclock.core.proposal import Kind, ProposalRequest, ProposalStatus
-from shotclock.inbox.access import Principal
-from shotclock.inbox.inbox import Inbox
-from shotclock.server.web.routes import Operators
+from shotclock.people.access import Principal
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.runtime.bounds import eventually, soon
 from tests.server.client import MODERN, TRANSPORTS, connected, envelope_in, http_server, run

@@ -17,9 +17,9 @@ from mcp import Client, StdioServerParameters
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp_types import CallToolResult, Request, RequestParams, Result
 
-from shotclock.core.clocks import WallTime
 from shotclock.core.envelope import ENVELOPE_KEY
-from shotclock.inbox.access import Access, Principal, Role
+from shotclock.core.limits import WallTime
+from shotclock.people.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.app.conftest import Home, home
 from tests.server.client import MODERN, NO_ANSWER_S, ROOT, command, http_server, run

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 from mcp.server import _streamable_http_modern as modern_transport
 
+from shotclock.apps.server._results import render_result
+from shotclock.apps.server._tool_calls import ToolCallMiddleware
+from shotclock.apps.server._tool_request import read_request_meta
+from shotclock.apps.server._tools import INTERVAL_S, ProgressReports, tools_of
+from shotclock.apps.server.serve import backstop_warnings, refuse_inline
+from shotclock.calls.call import OURSELVES, Call, CallRequest, Outcome, admit, answer
 from shotclock.core.catalogue import Catalogue, CommandSpec, HandlerReference, Interruption
-from shotclock.core.clocks import Clocks
 from shotclock.core.envelope import Envelope, Problem
 from shotclock.core.errors import Ending, Failure
+from shotclock.core.limits import Clocks
 from shotclock.core.trace import TraceContext
 from shotclock.core.value_types import as_dict
-from shotclock.runtime.call import OURSELVES, Call, CallRequest, Outcome, admit, answer
-from shotclock.server.results import render_result
-from shotclock.server.serve import backstop_warnings, refuse_inline
-from shotclock.server.tool_calls import ToolCallMiddleware
-from shotclock.server.tool_request import read_request_meta
-from shotclock.server.tools import INTERVAL_S, ProgressReports, tools_of
 from tests.server.client import MODERN, envelope_on_wire, run, timed
 
 LATE_S = 3.0

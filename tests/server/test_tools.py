@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mcp.shared.exceptions import MCPError
 
-from shotclock.server.tools import BURST, INTERVAL_S
+from shotclock.apps.server._tools import BURST, INTERVAL_S
 from tests.server.client import (
     LEGACY,
     MODERN,

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any
 
 import shotclock
-from shotclock.cli import run_program
-from shotclock.runtime.call import admit
+from shotclock.calls.call import admit
+from shotclock.main import run_program
 
 HOME = os.path.dirname(shotclock.__file__) + os.sep
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shotclock.store import database
+from shotclock.store import _database as database
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, new_job
 

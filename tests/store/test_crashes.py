@@ -22,7 +22,7 @@ GONE_WITHIN_S = 10
 WRITER = """
 import os, sys
 from pathlib import Path
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, holder, new_job
 

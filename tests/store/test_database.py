@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.store import database
+from shotclock.store import _database as database
+from shotclock.store._schema import SCHEMA, VERSION
 from shotclock.store.home import ATTEMPT_MS, StoreBusy, StoreUnusable
-from shotclock.store.schema import SCHEMA, VERSION
 from shotclock.store.store import Store
 from tests.store.work import NOW, all_alive, appears, holder, in_children, new_job
 

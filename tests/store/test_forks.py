@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.store import database
+from shotclock.store import _database as database
 from shotclock.store.home import StoreUnusable
 from shotclock.store.store import Store
 from tests.store.work import NOW, appears, in_children

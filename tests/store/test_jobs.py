@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.core.value_types import replace
 from shotclock.store import jobs
 from shotclock.store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from shotclock.core.clocks import WallTime
-from shotclock.process.kernel import is_alive, this_process
+from shotclock.core.limits import WallTime
 from shotclock.store.idempotency import Lock
 from shotclock.store.store import Store
+from shotclock.supervise.kernel import is_alive, this_process
 from tests.store.work import NOW, all_alive, holder, in_children, wall_now
 
 ACQUIRED_WITHIN_S = 50

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
+from shotclock.core.limits import WallTime
 from shotclock.core.proposal import (
     ActionOutcome,
     Confirmation,
@@ -23,11 +23,11 @@ from shotclock.core.proposal import (
     Runner,
 )
 from shotclock.core.value_types import replace
-from shotclock.process.kernel import this_process
 from shotclock.store import proposals
 from shotclock.store.audit import NOTHING_BEFORE
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store
+from shotclock.supervise.kernel import this_process
 from tests.store.work import CHILDREN_WITHIN_S, NOW, in_children
 
 APPROVE = Decision(ProposalStatus.APPROVED, "go")

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import ProcessIdentity, WallTime
 from shotclock.core.errors import Failure
+from shotclock.core.limits import ProcessIdentity, WallTime
 from shotclock.core.proposal import Decision, Kind, Policy, ProposalRequest, ProposalStatus
 from shotclock.core.value_types import replace
-from shotclock.inbox.audit_file import AuditFile
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.audit_file import AuditFile
+from shotclock.people.inbox import Inbox
+from shotclock.store._schema import VERSION
 from shotclock.store.home import StoreBusy, StoreUnusable
 from shotclock.store.proposals import NewProposal
 from shotclock.store.runs import StepRecord, StoredRun
-from shotclock.store.schema import VERSION
 from shotclock.store.store import (
     DAY_MS,
     IN_PASSING,
@@ -310,7 +310,7 @@ def test_a_store_in_use_is_not_moved(home: Path) -> None:
 HOLD_OPEN = """
 import sys
 from pathlib import Path
-from shotclock.store.schema import VERSION
+from shotclock.store._schema import VERSION
 from shotclock.store.store import Store
 with Store.open(Path(sys.argv[1])) as store:
     store.runs.list()

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import LATEST_MS, ProcessIdentity, WallTime
+from shotclock.core.limits import LATEST_MS, ProcessIdentity, WallTime
 from shotclock.core.value_types import value
-from shotclock.store.database import encode
-from shotclock.store.rows import RowMapper
+from shotclock.store._database import encode
+from shotclock.store._rows import RowMapper
 from shotclock.store.store import Store
 from tests.rows import row
 

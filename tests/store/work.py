@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shotclock.core.clocks import ProcessIdentity, WallTime
+from shotclock.core.limits import ProcessIdentity, WallTime
 from shotclock.store.jobs import Job
 
 NOW = WallTime(1_800_000_000_000)

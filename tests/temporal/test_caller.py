@@ -17,9 +17,9 @@ from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionSta
 from temporalio.service import RPCError
 from temporalio.testing import ActivityEnvironment
 
+from shotclock.temporal._messages import RUN_WORKFLOW, VERSION
+from shotclock.temporal._step_activity import Activities
 from shotclock.temporal.connection import connect, read_address
-from shotclock.temporal.messages import RUN_WORKFLOW, VERSION
-from shotclock.temporal.step_activity import Activities
 from tests.cli.test_inbox import Terminal, editor
 from tests.providers.servers import Connection, Server
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Proxy, Runs, steps_of, wait_until
@@ -225,7 +225,7 @@ async def refuse(*_, **__):
     raise RPCError("the index is away", RPCStatusCode.UNAVAILABLE, b"")
 
 WorkflowExecutionAsyncIterator.fetch_next_page = refuse
-from shotclock.cli import run_program
+from shotclock.main import run_program
 run_program()
 """
 

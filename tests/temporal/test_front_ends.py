@@ -12,11 +12,11 @@ import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import UNCONFIRMED, Decision, ProposalStatus
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
+from shotclock.temporal._engine import TemporalEngine
 from shotclock.temporal.connection import read_address
-from shotclock.temporal.engine import TemporalEngine
 from shotclock.temporal.front_end import FrontEnd
 from tests.server.web.serving import Served
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, free_port, steps_of, wait_until
@@ -103,7 +103,7 @@ def test_what_is_decided_at_one_front_end_is_gone_at_the_other(front_ends: Front
 def audit_is_whole(served: Served) -> bool:
     import asyncio
 
-    from shotclock.inbox.inbox import Inbox
+    from shotclock.people.inbox import Inbox
     from shotclock.store.store import Store
 
     async def verify() -> bool:

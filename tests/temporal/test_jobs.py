@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli.run import RunOptions, _deliver
+from shotclock.flows.cli.run import RunOptions, _deliver
+from shotclock.temporal._engine import TemporalEngine
 from shotclock.temporal.connection import Address, connect, read_address
-from shotclock.temporal.engine import TemporalEngine
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, steps_of, wait_until
 from tests.warm import WarmStart
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.visible_text import Redaction
+from shotclock.flows.run.step_log import KeptLog, LogLine, RunLogs
 from shotclock.temporal.step_tails import TAIL_LIMIT, StepTails, _ActivityReading
-from shotclock.workflow.step_log import KeptLog, LogLine, RunLogs
 from tests.temporal.conftest import WITHIN_S, Runs, wait_until
 
 FLOW = """

@@ -20,8 +20,8 @@ import pytest
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import PauseActivityRequest
 
+from shotclock.temporal._messages import STEP_ACTIVITY
 from shotclock.temporal.connection import connect, read_address
-from shotclock.temporal.messages import STEP_ACTIVITY
 from tests.processes import is_running
 from tests.providers.servers import Connection, Server
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, steps_of, wait_until

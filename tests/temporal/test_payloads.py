@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.temporal.connection import connect, read_address
-from shotclock.temporal.payloads import (
+from shotclock.flows.file.loader import load_text
+from shotclock.temporal._payloads import (
     INLINE_LIMIT,
     THRESHOLD,
     EncryptingCodec,
@@ -22,7 +22,7 @@ from shotclock.temporal.payloads import (
     read_keys,
     write_workflow,
 )
-from shotclock.workflow.loader import load_text
+from shotclock.temporal.connection import connect, read_address
 from tests.temporal.conftest import Cluster, Program, Runs, wait_until
 
 WITHIN_S = 30

@@ -9,15 +9,15 @@ import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
-from shotclock.inbox.access import Principal
-from shotclock.inbox.inbox import Inbox
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.run.engine import EmbeddedEngine, Engine, RunOrder
+from shotclock.flows.run.runs import RunCaller, RunRequest
+from shotclock.flows.run.state import Status
+from shotclock.people.access import Principal
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
+from shotclock.temporal._engine import TemporalEngine
 from shotclock.temporal.connection import read_address
-from shotclock.temporal.engine import TemporalEngine
-from shotclock.workflow.engine import EmbeddedEngine, Engine, RunOrder
-from shotclock.workflow.run import RunCaller, RunRequest
-from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.state import Status
 from tests.temporal.conftest import WITHIN_S, Runs
 
 pytestmark = pytest.mark.slow

@@ -18,13 +18,13 @@ from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 import shotclock
-from shotclock.core.clocks import ClockKind, Clocks
+from shotclock.calls.call import admit, answer_at
 from shotclock.core.envelope import warning
-from shotclock.runtime.call import admit, answer_at
-from shotclock.temporal import run_workflow
+from shotclock.core.limits import ClockKind, Clocks
+from shotclock.flows.run.state import Status, StepState, judge_run
+from shotclock.temporal import _run_workflow as run_workflow
+from shotclock.temporal._run_workflow import RunWorkflow
 from shotclock.temporal.connection import connect, read_address
-from shotclock.temporal.run_workflow import RunWorkflow
-from shotclock.workflow.state import Status, StepState, judge_run
 from tests.temporal.conftest import Cluster, Runs, wait_until
 
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.json"))
@@ -51,7 +51,7 @@ def make_runner() -> SandboxedWorkflowRunner:
     """The sandbox, where it finds out what depends on anything but history. Workers do without: this is what shows that
     they can. What the workflow uses of ours is shared with it: pure, or only named."""
     ours = [f"shotclock.{room}" for room in ("core", "process", "store", "runtime", "inbox", "dispatch", "providers")]
-    ours += ["shotclock.workflow", "shotclock.temporal.messages"]
+    ours += ["shotclock.flows", "shotclock.temporal._messages"]
     return SandboxedWorkflowRunner(restrictions=SandboxRestrictions.default.with_passthrough_modules(*ours))
 
 

@@ -15,11 +15,11 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
+from shotclock.flows.run.state import JsonObject, Status, StepState
+from shotclock.temporal._engine import TemporalEngine, read_progress
+from shotclock.temporal._messages import ORDER_ACTIVITY, OUTPUTS_ACTIVITY, RUN_WORKFLOW, STEP_ACTIVITY, VERSION
+from shotclock.temporal._run_workflow import RunWorkflow
 from shotclock.temporal.connection import connect, read_address
-from shotclock.temporal.engine import TemporalEngine, read_progress
-from shotclock.temporal.messages import ORDER_ACTIVITY, OUTPUTS_ACTIVITY, RUN_WORKFLOW, STEP_ACTIVITY, VERSION
-from shotclock.temporal.run_workflow import RunWorkflow
-from shotclock.workflow.state import JsonObject, Status, StepState
 from tests.temporal.conftest import WITHIN_S, Cluster
 
 pytestmark = pytest.mark.slow

@@ -14,10 +14,10 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from shotclock.core.errors import Failure
+from shotclock.temporal._engine import TemporalEngine
+from shotclock.temporal._messages import TYPES, describe_end
+from shotclock.temporal._payloads import KEY_VARIABLE
 from shotclock.temporal.connection import connect, read_address
-from shotclock.temporal.engine import TemporalEngine
-from shotclock.temporal.messages import TYPES, describe_end
-from shotclock.temporal.payloads import KEY_VARIABLE
 from tests.temporal.conftest import Cluster, Proxy, Runs, wait_until
 
 WITHIN_S = 60

@@ -135,7 +135,7 @@ def test_the_plugin_imports_little(run_installed: Run) -> None:
     program = (
         "import sys, pytest; known = set(sys.modules); import shotclock.testing.plugin\n"
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - known}))\n"
-        "assert not {'pydantic', 'mcp', 'anyio', 'rich', 'shotclock.app', 'sqlite3'} & set(sys.modules)"
+        "assert not {'pydantic', 'mcp', 'anyio', 'rich', 'shotclock.apps.app', 'sqlite3'} & set(sys.modules)"
     )
     ran = run_installed("-c", program)
     assert ran.returncode == 0, ran.stdout

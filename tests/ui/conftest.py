@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
+from shotclock.ui._execution import ExecutionRun
 from shotclock.ui.device import Countdown, Place, Snapshot
-from shotclock.ui.execution import ExecutionRun
 from shotclock.ui.payload import Scroll, read_execution
 
 from .pages import Session, session_in

@@ -127,7 +127,7 @@ def serving() -> Iterator[str]:
 
 def needs_browser() -> None:
     pytest.importorskip("playwright")
-    from shotclock.ui.browser import find_chromium
+    from shotclock.ui._browser import find_chromium
 
     if find_chromium() is None:
         pytest.skip("no Chromium on this machine")

@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any
 
-from shotclock.process import private_socket
+from shotclock.supervise import private_socket
 from shotclock.ui import client
 
 SILENT_LIMIT_S = 60.0

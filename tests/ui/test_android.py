@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.runtime import Runtime
 from shotclock.core.errors import Failure
-from shotclock.runtime.runtime import Runtime
 from shotclock.ui import client
-from shotclock.ui.adb import server_address
-from shotclock.ui.android import open_device
+from shotclock.ui._adb import server_address
+from shotclock.ui._android import open_device
 from shotclock.ui.daemon import RuntimeServices, find_all_devices
 
 from .conftest import act, data_of

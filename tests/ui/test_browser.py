@@ -16,7 +16,7 @@ import pytest
 
 from shotclock.core.errors import Failure
 from shotclock.ui import client
-from shotclock.ui.browser import FLAGS, find_chromium
+from shotclock.ui._browser import FLAGS, find_chromium
 
 from .conftest import act, data_of
 from .pages import Session, is_alive, needs_browser, pids_with, session_in

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.call import Outcome
 from shotclock.core.envelope import Problem
 from shotclock.core.errors import Ending, Failure, SideEffects
-from shotclock.process import private_socket
-from shotclock.runtime.call import Outcome
+from shotclock.supervise import private_socket
 from shotclock.ui import client
 from shotclock.ui.daemon import judge_result
 from shotclock.ui.payload import read_execution

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.call import Outcome
 from shotclock.core.envelope import Problem
 from shotclock.core.errors import Ending, Failure, SideEffects
-from shotclock.runtime.call import Outcome
 from shotclock.ui.client import RESULT_MARGIN_MS
 from shotclock.ui.daemon import judge_result
 from shotclock.ui.payload import read_execution

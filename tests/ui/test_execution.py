@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from shotclock.ui import device
+from shotclock.ui._execution import GUARD_MS, LOOK_GUARD_MS, shorten_snapshot
 from shotclock.ui.client import RESULT_MARGIN_MS
 from shotclock.ui.daemon import ANSWER_RESERVE_MS
 from shotclock.ui.device import Countdown, Place, Snapshot
-from shotclock.ui.execution import GUARD_MS, LOOK_GUARD_MS, shorten_snapshot
 from shotclock.ui.payload import usable_ms
 
 from .conftest import MemoryDevice, act, execution, fail, hang, run_on

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shotclock.core.errors import Failure
-from shotclock.ui.adb import Phone, choose_phone, parse_phones
-from shotclock.ui.android import MAX_DEPTH, Hierarchy, NodeKey, parse_dump
+from shotclock.ui._adb import Phone, choose_phone, parse_phones
+from shotclock.ui._android import MAX_DEPTH, Hierarchy, NodeKey, parse_dump
 from shotclock.ui.payload import Matcher
 
 from .scripted_phone import SHOP, node, window

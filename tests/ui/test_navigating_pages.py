@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shotclock.process.clock import monotonic_ns
-from shotclock.ui import browser
-from shotclock.ui.execution import ExecutionRun
+from shotclock.supervise.clock import monotonic_ns
+from shotclock.ui import _browser as browser
+from shotclock.ui._execution import ExecutionRun
 from shotclock.ui.payload import read_execution
 
 from .conftest import act, data_of, execution

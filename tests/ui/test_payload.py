@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import reserve_ms_for
 from shotclock.core.errors import Failure
+from shotclock.core.limits import reserve_ms_for
 from shotclock.ui.payload import (
     ACTION_TYPES,
     MIN_TIMEOUT_MS,

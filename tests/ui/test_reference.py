@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from shotclock.cli.ui import TABLE
 from shotclock.ui import payload
+from shotclock.ui.cli import TABLE
 from shotclock.ui.payload import ACTION_TYPES, KEYS, MODES, Matcher
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "ui.md").read_text("utf-8")

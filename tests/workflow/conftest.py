@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from shotclock.core.envelope import Envelope
+from shotclock.flows.check.lint import lint
+from shotclock.flows.file.loader import Finding, Loaded, load_text
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.run.run_context import OnChange, OnNews
+from shotclock.flows.run.runs import RunCaller, RunRequest, start
 from shotclock.store.store import Store
-from shotclock.workflow.lint import lint
-from shotclock.workflow.loader import Finding, Loaded, load_text
-from shotclock.workflow.run import RunCaller, RunRequest, start
-from shotclock.workflow.run_context import OnChange, OnNews
-from shotclock.workflow.schema import WorkflowFile
 
 RUN_LIMIT_S = 60  # every workflow here ends within a few seconds; a hang of the engine runs it out
 

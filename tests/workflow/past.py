@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from shotclock.core.clocks import ProcessIdentity, WallTime
+from shotclock.core.limits import ProcessIdentity, WallTime
+from shotclock.flows.run.state import Status, StepState
 from shotclock.store.runs import StepRecord, StoredRun
 from shotclock.store.store import Store
-from shotclock.workflow.state import Status, StepState
 
 BEGAN = WallTime(1_700_000_000_000)
 

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
+from shotclock.calls.call import Call, Outcome
+from shotclock.calls.runtime import Runtime
 from shotclock.core.errors import Ending, Failure
 from shotclock.core.validation import field
-from shotclock.providers.provider import StepCall, StepPart, StepResult, StepType
-from shotclock.runtime.call import Call, Outcome
-from shotclock.runtime.runtime import Runtime
+from shotclock.flows.steps.provider import StepCall, StepPart, StepResult, StepType
 
 
 class ShoutStep(StepPart):

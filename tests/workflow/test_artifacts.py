@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import WallTime
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
-from shotclock.process.kernel import is_alive
+from shotclock.core.limits import WallTime
+from shotclock.flows.file.loader import Finding
 from shotclock.store.store import Retention, Store, prune
-from shotclock.workflow.loader import Finding
+from shotclock.supervise.kernel import is_alive
 from tests.conftest import Ran
 from tests.rows import row
 from tests.workflow.conftest import Load, step

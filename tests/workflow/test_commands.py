@@ -184,7 +184,7 @@ def test_a_limit_that_is_none_is_an_argument_error(
 
 
 def test_the_schema_is_printed(shotclock: Any, validate_envelope: Any) -> None:
-    from shotclock.workflow.schema import json_schema
+    from shotclock.flows.file.schema import json_schema
 
     assert validate_envelope(shotclock("schema").json())["data"] == json_schema()
 

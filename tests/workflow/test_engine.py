@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Clocks, WallTime
 from shotclock.core.envelope import Envelope
+from shotclock.core.limits import Clocks, WallTime
 from shotclock.core.value_types import replace
-from shotclock.providers.provider import StepPart
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.report.junit import to_junit
+from shotclock.flows.report.report import report_of, to_markdown
+from shotclock.flows.run import step_renderer
+from shotclock.flows.run.scheduler import Scheduler
+from shotclock.flows.run.state import Status, StepState
+from shotclock.flows.steps.provider import StepPart
 from shotclock.store.store import Store
-from shotclock.workflow import step_renderer
-from shotclock.workflow.junit import to_junit
-from shotclock.workflow.report import report_of, to_markdown
-from shotclock.workflow.scheduler import Scheduler
-from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.state import Status, StepState
 
 from .conftest import statuses, step
 

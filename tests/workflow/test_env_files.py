@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.workflow.env_files import FILE_LIMIT, read_variables
-from shotclock.workflow.loader import Loaded, load_file
+from shotclock.flows.file._env_files import FILE_LIMIT, read_variables
+from shotclock.flows.file.loader import Loaded, load_file
 from tests.conftest import Ran
 from tests.rows import row
 

@@ -8,18 +8,18 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
-from shotclock.core.clocks import NS_PER_MS, Deadline
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
+from shotclock.core.limits import NS_PER_MS, Deadline
+from shotclock.flows.check.plan import finally_reserve, plan_of
+from shotclock.flows.file.loader import Finding, load_text
+from shotclock.flows.file.schema import WorkflowFile, json_schema
+from shotclock.flows.report.html_report import to_html
+from shotclock.flows.report.junit import to_junit
+from shotclock.flows.report.report import report_of, to_markdown
+from shotclock.flows.run.run_context import Deadlines
+from shotclock.flows.run.step_choice import StepChoice, cut_down
 from shotclock.store.store import Store
-from shotclock.workflow.html_report import to_html
-from shotclock.workflow.junit import to_junit
-from shotclock.workflow.loader import Finding, load_text
-from shotclock.workflow.plan import finally_reserve, plan_of
-from shotclock.workflow.report import report_of, to_markdown
-from shotclock.workflow.run_context import Deadlines
-from shotclock.workflow.schema import WorkflowFile, json_schema
-from shotclock.workflow.step_choice import StepChoice, cut_down
 from tests.rows import row
 from tests.workflow.conftest import statuses, step
 
@@ -99,8 +99,8 @@ def test_a_limit_of_the_caller_that_leaves_only_time_for_finally_is_refused(lint
 
 
 def test_a_nested_file_with_a_question_is_refused_in_finally(tmp_path: Path) -> None:
-    from shotclock.workflow.lint import lint
-    from shotclock.workflow.loader import load_file
+    from shotclock.flows.check.lint import lint
+    from shotclock.flows.file.loader import load_file
 
     (tmp_path / "inner.yaml").write_text("steps: {ask: {type: human-input, prompt: really?, timeout: 5}}\n")
     (tmp_path / "flow.yaml").write_text(STEPS + "finally: {b: {type: workflow, workflow: inner.yaml}}\n")

@@ -10,9 +10,9 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
-from shotclock.store import database
+from shotclock.flows.run import step_executor
+from shotclock.store import _database as database
 from shotclock.store.store import Store
-from shotclock.workflow import step_executor
 
 from .conftest import statuses, step
 

@@ -92,7 +92,7 @@ def test_a_step_that_asks_for_a_secret_still_has_it_and_the_others_have_the_rest
 
 HIDE = """
 import ctypes, os, subprocess
-from shotclock.process.kernel import hide_variables
+from shotclock.supervise.kernel import hide_variables
 before = dict(os.environ)
 hide_variables(lambda name: name.startswith("HIDDEN"))
 getenv = ctypes.CDLL(None).getenv

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.inbox.access import Principal
-from shotclock.inbox.inbox import Inbox
+from shotclock.flows.file.loader import load_file
+from shotclock.flows.report.history import Advice, History, Measured, advise, find_near_limits, read_history
+from shotclock.flows.run.state import Status, StepState
+from shotclock.people.access import Principal
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
-from shotclock.workflow.history import Advice, History, Measured, advise, find_near_limits, read_history
-from shotclock.workflow.loader import load_file
-from shotclock.workflow.state import Status, StepState
 
 from .past import add_run, timed_out, took
 

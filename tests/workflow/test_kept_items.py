@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shotclock.workflow.kept_items import digest_of, match_items, merge_items
+from shotclock.flows.run._kept_items import digest_of, match_items, merge_items
 
 
 def done(item: Any, number: int = 0) -> dict[str, Any]:

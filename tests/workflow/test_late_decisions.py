@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from shotclock.cli.render import draw
-from shotclock.core.clocks import WallTime
 from shotclock.core.errors import Failure
+from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus
 from shotclock.core.value_types import replace
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
-from shotclock.inbox.person_wait import run_of
-from shotclock.inbox.proposal_json import whole
-from shotclock.process.clock import wall_time
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.run import runs as run
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
+from shotclock.people.person_wait import run_of
+from shotclock.people.proposal_json import whole
 from shotclock.store.store import Store
-from shotclock.workflow import run
-from shotclock.workflow.loader import load_text
+from shotclock.supervise.clock import wall_time
+from shotclock.terminal.render import draw
 from tests.workflow.test_parked import proposals, shotclock
 from tests.workflow.test_people import WITHIN_S, YES, Runs, runs
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.workflow.lint import lint
-from shotclock.workflow.loader import FINDINGS_LIMIT, Finding, Loaded, Source, load_text
-from shotclock.workflow.plan import find_cycle, graph_of
-from shotclock.workflow.schema import WorkflowFile
+from shotclock.flows.check.lint import lint
+from shotclock.flows.check.plan import find_cycle, graph_of
+from shotclock.flows.file.loader import FINDINGS_LIMIT, Finding, Loaded, Source, load_text
+from shotclock.flows.file.schema import WorkflowFile
 from tests.rows import row
 from tests.workflow.conftest import Lint
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.workflow import loader
-from shotclock.workflow.loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, load_file, load_text, suggest
+from shotclock.flows.file import loader
+from shotclock.flows.file.loader import FINDINGS_LIMIT, SIZE_LIMIT, Finding, load_file, load_text, suggest
 from tests.rows import row
 from tests.workflow.conftest import Load
 from tests.workflow.test_step_clocks import LEAST
@@ -587,8 +587,8 @@ TREES = st.recursive(
 def test_whatever_the_tree_it_is_a_workflow_or_findings_with_places(tree: Any) -> None:
     import json
 
-    from shotclock.workflow.lint import lint
-    from shotclock.workflow.plan import plan_of
+    from shotclock.flows.check.lint import lint
+    from shotclock.flows.check.plan import plan_of
 
     loaded = load_text(json.dumps(tree, allow_nan=True).replace("Infinity", ".inf").encode())
     assert (loaded.workflow is None) == bool(loaded.findings)

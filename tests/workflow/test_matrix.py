@@ -7,9 +7,9 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from shotclock.core.envelope import Envelope
-from shotclock.providers.matrix import CHANGES_LIMIT, COMBINATIONS_LIMIT, combine
-from shotclock.workflow.loader import Finding
-from shotclock.workflow.schema import json_schema
+from shotclock.flows.file.loader import Finding
+from shotclock.flows.file.schema import json_schema
+from shotclock.flows.steps.matrix import CHANGES_LIMIT, COMBINATIONS_LIMIT, combine
 from tests.rows import row
 from tests.workflow.conftest import Lint
 

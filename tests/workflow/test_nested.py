@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.workflow.lint import NESTED_FILES_LIMIT, NESTED_SIZE_LIMIT, NESTING_LIMIT, lint
-from shotclock.workflow.loader import Finding, load_file
+from shotclock.flows.check.lint import NESTED_FILES_LIMIT, NESTED_SIZE_LIMIT, NESTING_LIMIT, lint
+from shotclock.flows.file.loader import Finding, load_file
 
 Lint = Callable[..., list[Finding]]
 

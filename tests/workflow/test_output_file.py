@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.providers.output_file import FILE_LIMIT, read_output_file
+from shotclock.flows.steps._output_file import FILE_LIMIT, read_output_file
 from tests.rows import row
 
 

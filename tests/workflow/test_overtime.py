@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls import control_channel
+from shotclock.calls.control import control_of, live_calls
 from shotclock.core.envelope import Envelope
-from shotclock.runtime import control_channel
-from shotclock.runtime.control import control_of, live_calls
+from shotclock.flows.report.report import news_in_words
 from shotclock.store.store import Store
-from shotclock.workflow.report import news_in_words
 from tests.runtime.bounds import ROOT
 from tests.workflow.conftest import statuses, step
 
@@ -321,8 +321,8 @@ def test_winding_down_a_run_lets_its_clean_up_run_and_starts_nothing_else(run: R
 
 
 def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, store: Any):
-    from shotclock.workflow.loader import load_text
-    from shotclock.workflow.run import RunCaller, RunRequest, start
+    from shotclock.flows.file.loader import load_text
+    from shotclock.flows.run.runs import RunCaller, RunRequest, start
 
     def request(name: str, decision: str) -> RunRequest:
         (tmp_path / f"{name}.json").write_text(decision)
@@ -664,7 +664,8 @@ def test_what_shows_nothing_inside_a_step_gets_no_more_than_its_start_has_earned
 
 
 def test_a_server_is_told_of_a_wind_down_that_began_before_it_was_started(run: Run, monkeypatch: pytest.MonkeyPatch):
-    from shotclock.providers import mcp, mcp_client
+    from shotclock.flows.steps import mcp
+    from shotclock.net import mcp_client
 
     winds_down, asked = threading.Event(), []
     load, ask_to_stop = mcp.importlib.import_module, mcp_client.Conversation.ask_to_stop

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from shotclock.workflow.run_context import ParallelSlots, Slot
+from shotclock.flows.run.run_context import ParallelSlots, Slot
 
 
 def test_places_are_given_in_the_order_in_which_they_were_asked_for() -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import jsonschema
 import pytest
 
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.core.value_types import replace
-from shotclock.inbox.access import Principal
-from shotclock.inbox.inbox import Inbox
-from shotclock.process.kernel import this_process
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.run import runs as run
+from shotclock.people.access import Principal
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
-from shotclock.workflow import run
-from shotclock.workflow.loader import load_text
+from shotclock.supervise.kernel import this_process
 from tests.workflow.test_people import INCOMPLETE, WITHIN_S, YES, Runs, runs
 
 __all__ = ["runs"]

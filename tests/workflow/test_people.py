@@ -15,13 +15,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from shotclock.cli.render import draw
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
-from shotclock.inbox.access import Principal
-from shotclock.inbox.inbox import Inbox
-from shotclock.inbox.person_wait import outcome_of, run_of
-from shotclock.inbox.proposal_json import summary
+from shotclock.people.access import Principal
+from shotclock.people.inbox import Inbox
+from shotclock.people.person_wait import outcome_of, run_of
+from shotclock.people.proposal_json import summary
 from shotclock.store.store import Store
+from shotclock.terminal.render import draw
 
 pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.clocks import reserve_ms_for
-from shotclock.providers.provider import Retry
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.plan import Plan, graph_of, plan_of
-from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.step_choice import StepChoice, cut_down
+from shotclock.core.limits import reserve_ms_for
+from shotclock.flows.check.plan import Plan, graph_of, plan_of
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.run.step_choice import StepChoice, cut_down
+from shotclock.flows.steps.provider import Retry
 
 
 def workflow(steps: dict[str, dict[str, Any]], **top: Any) -> WorkflowFile:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import WallTime
 from shotclock.core.envelope import Envelope
+from shotclock.core.limits import WallTime
+from shotclock.flows.report.report import report_of
+from shotclock.flows.run.runs import resume
 from shotclock.store.home import StoreBusy
 from shotclock.store.runs import StepRecord
 from shotclock.store.store import Store
-from shotclock.workflow.report import report_of
-from shotclock.workflow.run import resume
 from tests.store.locked import LONG_S, held
 from tests.store.work import appears
 

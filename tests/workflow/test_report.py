@@ -17,16 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.cli.render import draw
-from shotclock.core.clocks import ProcessIdentity, WallTime
+from shotclock.core.limits import ProcessIdentity, WallTime
 from shotclock.core.value_types import replace
 from shotclock.core.visible_text import visible
+from shotclock.flows.report.html_report import to_html
+from shotclock.flows.report.junit import to_junit
+from shotclock.flows.report.report import Report, brief, report_of, to_markdown
+from shotclock.flows.run.state import Reason, Status, StepState
 from shotclock.store.runs import StepRecord, StoredRun
-from shotclock.ui.browser import find_chromium
-from shotclock.workflow.html_report import to_html
-from shotclock.workflow.junit import to_junit
-from shotclock.workflow.report import Report, brief, report_of, to_markdown
-from shotclock.workflow.state import Reason, Status, StepState
+from shotclock.terminal.render import draw
+from shotclock.ui._browser import find_chromium
 
 BEGAN = WallTime(1_700_000_000_000)
 # Chromium takes two seconds to start; only a machine on its knees runs this out.

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import WallTime
+from shotclock.core.limits import WallTime
+from shotclock.flows.run.runs import resume
 from shotclock.store.store import Store
-from shotclock.workflow.run import resume
 from tests.store.work import appears
 from tests.wall_clock import HOUR_MS, WallClock
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from shotclock.providers.provider import StepPart
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.run.runs import RunRequest, start
+from shotclock.flows.run.scheduler import Scheduler
+from shotclock.flows.run.state import Status, StepState
+from shotclock.flows.steps.provider import StepPart
 from shotclock.store.store import Store
-from shotclock.workflow.run import RunRequest, start
-from shotclock.workflow.scheduler import Scheduler
-from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.state import Status, StepState
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 

@@ -10,24 +10,20 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from shotclock.core.clocks import format_duration
+from shotclock.core.limits import format_duration
 from shotclock.core.validation import Part
-from shotclock.notify.entries import NotifyPart, SmtpPart
-from shotclock.providers import ai
-from shotclock.providers.ai import AiLimits, AiPart, AiServer
-from shotclock.providers.provider import STEP_TYPES, ArtifactPath, Backoff, Reaction, StepPart, StepRetry
-from shotclock.workflow import (
-    env_files,
-    finally_check,
-    history,
-    lint,
-    loader,
-    shell_quoting,
-    template_check,
-    yaml_reader,
-)
-from shotclock.workflow.loader import load_file, load_text
-from shotclock.workflow.schema import ConcurrencyPart, DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
+from shotclock.flows.check import _finally_check as finally_check
+from shotclock.flows.check import _template_check as template_check
+from shotclock.flows.check import lint
+from shotclock.flows.file import _env_files as env_files
+from shotclock.flows.file import loader, shell_quoting, yaml_reader
+from shotclock.flows.file.loader import load_file, load_text
+from shotclock.flows.file.schema import ConcurrencyPart, DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
+from shotclock.flows.report import history
+from shotclock.flows.steps import ai
+from shotclock.flows.steps.ai import AiLimits, AiPart, AiServer
+from shotclock.flows.steps.provider import STEP_TYPES, ArtifactPath, Backoff, Reaction, StepPart, StepRetry
+from shotclock.people.notify.entries import NotifyPart, SmtpPart
 from tests.rows import row
 from tests.workflow.test_lint import CASES
 from tests.workflow.test_loader import NEAR_MISSES, TREES, WRONG

@@ -14,8 +14,8 @@ import pytest
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
 from shotclock.core.visible_text import Redaction
-from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.state import is_same, redaction_for, without_secrets
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.run.state import is_same, redaction_for, without_secrets
 
 from .conftest import statuses, step
 from .test_people import YES, Runs

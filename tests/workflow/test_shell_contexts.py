@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.workflow.lint import lint
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.shell_quoting import Unsafe, find_refusals, mark, with_references
-from shotclock.workflow.templates import with_marks
+from shotclock.flows.check.lint import lint
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.file.shell_quoting import Unsafe, find_refusals, mark, with_references
+from shotclock.flows.file.templates import with_marks
 from tests.workflow.conftest import step
 
 # What bash makes a file of where it computes with it, and what any shell does where it reads it as a script.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.workflow.loader import load_text
+from shotclock.flows.file.loader import load_text
 from tests.rows import row
 
 from .conftest import statuses, step

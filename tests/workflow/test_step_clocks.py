@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import MAX_MS
-from shotclock.providers.provider import STEP_TYPES
-from shotclock.workflow.plan import grace_ms, plan_of, run_timeout_ms, step_timeout_ms
-from shotclock.workflow.schema import WorkflowFile
+from shotclock.core.limits import MAX_MS
+from shotclock.flows.check.plan import grace_ms, plan_of, run_timeout_ms, step_timeout_ms
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.steps.provider import STEP_TYPES
 from tests.rows import row
 
 # What a step of each kind needs at least.

@@ -7,9 +7,9 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 from shotclock.core.envelope import Envelope
-from shotclock.workflow.lint import lint
-from shotclock.workflow.loader import Finding
-from shotclock.workflow.schema import json_schema
+from shotclock.flows.check.lint import lint
+from shotclock.flows.file.loader import Finding
+from shotclock.flows.file.schema import json_schema
 from tests.rows import row
 from tests.workflow.conftest import Lint, Load
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.workflow.plan import find_cycle, graph_of, needs, not_before
-from shotclock.workflow.schema import WorkflowFile
-from shotclock.workflow.template_check import check_templates
-from shotclock.workflow.templates import mentions
+from shotclock.flows.check._template_check import check_templates
+from shotclock.flows.check.plan import find_cycle, graph_of, needs, not_before
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.file.templates import mentions
 
 NAMES = "abcdefgh"
 Before = dict[str, set[str]]
@@ -35,7 +35,7 @@ names = st.sampled_from(NAMES)
 def test_every_pair_gets_the_answer_of_a_walk_back(before: Before, at_once: int) -> None:
     pairs = {(earlier, later) for earlier in NAMES for later in before}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("shotclock.workflow.plan.AT_ONCE", at_once)
+        patched.setattr("shotclock.flows.check.plan.AT_ONCE", at_once)
         found = not_before(before, pairs)
     assert found == {(earlier, later) for earlier, later in pairs if not walks_back(before, earlier, later)}
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.process import spans
-from shotclock.providers.provider import MODULES
-from shotclock.workflow.lint import lint
-from shotclock.workflow.loader import load_text
-from shotclock.workflow.plan import plan_of
+from shotclock.flows.check.lint import lint
+from shotclock.flows.check.plan import plan_of
+from shotclock.flows.file.loader import load_text
+from shotclock.flows.steps.provider import MODULES
+from shotclock.supervise import spans
 
 Run = Callable[..., Envelope]
 STARTED_WITHIN_S = 60.0
@@ -58,8 +58,8 @@ def test_a_file_of_commands_loads_no_other_provider(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from shotclock.workflow.lint import lint\n"
-        "from shotclock.workflow.loader import load_file\n"
+        "from shotclock.flows.check.lint import lint\n"
+        "from shotclock.flows.file.loader import load_file\n"
         "assert lint(load_file(Path('flow.yaml'))) == []\n"
         "print(*sorted(sys.modules), sep='\\n')\n"
     )
@@ -67,8 +67,8 @@ def test_a_file_of_commands_loads_no_other_provider(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=STARTED_WITHIN_S
     )
     loaded = set(done.stdout.split())
-    assert "shotclock.providers.command" in loaded, done
-    others = {f"shotclock.providers.{name}" for name in ("ai", "function", "git", "http", "human", "mcp")}
+    assert "shotclock.flows.steps.command" in loaded, done
+    others = {f"shotclock.flows.steps.{name}" for name in ("ai", "function", "git", "http", "human", "mcp")}
     assert not loaded & {*others, "mcp", "httpx2", "asyncio", "ssl", "sqlite3"}
 
 

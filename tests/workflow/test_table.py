@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-import shotclock.providers.mcp_client  # noqa: F401  (at once, so that no step's clock pays for loading the SDK)
-from shotclock.core.clocks import reserve_ms_for
+import shotclock.net.mcp_client  # noqa: F401  (at once, so that no step's clock pays for loading the SDK)
 from shotclock.core.envelope import Envelope
-from shotclock.providers.provider import STEP_TYPES
-from shotclock.workflow.plan import plan_of
-from shotclock.workflow.schema import WorkflowFile
+from shotclock.core.limits import reserve_ms_for
+from shotclock.flows.check.plan import plan_of
+from shotclock.flows.file.schema import WorkflowFile
+from shotclock.flows.steps.provider import STEP_TYPES
 from tests.providers.servers import Server, says_nothing
 from tests.providers.warm_agents import warm_agents
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from shotclock.core.errors import Failure
 from shotclock.core.json_values import read_printed
-from shotclock.workflow import templates
-from shotclock.workflow.shell_quoting import Unsafe, mark, with_references
-from shotclock.workflow.template_check import VisibleNames, check_template
-from shotclock.workflow.templates import find_misfit
+from shotclock.flows.check._template_check import VisibleNames, check_template
+from shotclock.flows.file import templates
+from shotclock.flows.file.shell_quoting import Unsafe, mark, with_references
+from shotclock.flows.file.templates import find_misfit
 from tests.rows import row
 
 SHELLS = [shell for shell in ("/bin/sh", "/bin/bash") if Path(shell).exists()]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from shotclock.core.proposal import Proposal, ProposalStatus
-from shotclock.inbox.inbox import Inbox
-from shotclock.providers.provider import STEP_TYPES, StepPart
+from shotclock.flows.file.schema import ToolPart
+from shotclock.flows.steps.provider import STEP_TYPES, StepPart
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
-from shotclock.workflow.schema import ToolPart
 
 pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 

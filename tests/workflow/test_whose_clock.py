@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import Deadline
 from shotclock.core.envelope import Envelope
-from shotclock.process.clock import monotonic_ns
+from shotclock.core.limits import Deadline
 from shotclock.store.store import Store
+from shotclock.supervise.clock import monotonic_ns
 from tests.workflow.conftest import step
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shotclock.workflow.yaml_reader import DEPTH_LIMIT, NODE_LIMIT, TEXT_LIMIT, SourcePosition, Tree, read_tree
+from shotclock.flows.file.yaml_reader import DEPTH_LIMIT, NODE_LIMIT, TEXT_LIMIT, SourcePosition, Tree, read_tree
 from tests.rows import row
 
 # A flaw in a small file is found at once; only a reader that unfolds a bomb would take this long.

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shotclock.wrap.lines import LONGEST_LINE
-from shotclock.wrap.pin_check import MOST_ASKED
+from shotclock.wrap._lines import LONGEST_LINE
+from shotclock.wrap._pin_check import MOST_ASKED
 from tests.wrap.client import ANSWER_WITHIN_S, wrapped
 from tests.wrap.test_policy import TOOLS, Server, answer_to, inbox, wait_for_proposal
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import WallTime
-from shotclock.store.calls import CallFilter, LoggedCall
+from shotclock.core.limits import WallTime
 from shotclock.store.store import Retention, Store, prune
-from shotclock.wrap.call_log import MOST_WAITING, CallLog, server_name
-from shotclock.wrap.limits import CallLimits
-from shotclock.wrap.requests import EndedRequest
+from shotclock.store.wrapped_calls import CallFilter, LoggedCall
+from shotclock.wrap._call_log import MOST_WAITING, CallLog, server_name
+from shotclock.wrap._limits import CallLimits
+from shotclock.wrap._requests import EndedRequest
 from tests.rows import row
 from tests.store.locked import LONG_S, held
 from tests.wrap.client import SERVER, failure, wrapped

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.wrap.lines import END_SIZE, LineSplitter, LongLine
-from shotclock.wrap.messages import key_of, read_line, read_long_line
+from shotclock.wrap._lines import END_SIZE, LineSplitter, LongLine
+from shotclock.wrap._messages import key_of, read_line, read_long_line
 
 IDS = st.one_of(st.integers(), st.text(max_size=30))
 # Texts that try to look like members of the outermost object.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.wrap.lines import LONGEST_LINE
+from shotclock.wrap._lines import LONGEST_LINE
 from tests.wrap.client import SERVER, connected, failure, wrapped
 
 pytestmark = pytest.mark.usefixtures("no_survivors")

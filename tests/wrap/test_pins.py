@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.wrap.lines import LONGEST_LINE
+from shotclock.wrap._lines import LONGEST_LINE
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, GREETING, RawClient, failure, wrapped
 from tests.wrap.test_policy import SERVER, inbox, wait_for_proposal
 

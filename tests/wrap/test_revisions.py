@@ -10,10 +10,10 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
 from shotclock.core.errors import Ending
-from shotclock.wrap.failures import WrapFailure
-from shotclock.wrap.limits import ServerLimits
-from shotclock.wrap.messages import REVISION_KEY, encode
-from shotclock.wrap.session import ClientSession
+from shotclock.wrap._failures import WrapFailure
+from shotclock.wrap._limits import ServerLimits
+from shotclock.wrap._messages import REVISION_KEY, encode
+from shotclock.wrap._session import ClientSession
 from tests.wrap.client import SERVER, connected, failure, wrapped
 from tests.wrap.test_session import Lines, ReadyServer
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from shotclock.core.clocks import ProcessIdentity, WallTime
+from shotclock.apps.web._wrapped_calls import describe_calls
+from shotclock.core.limits import ProcessIdentity, WallTime
 from shotclock.core.value_types import replace
-from shotclock.inbox.access import Role
-from shotclock.process.kernel import this_process
-from shotclock.server.web.wrapped_calls import describe_calls
-from shotclock.store.calls import CallFilter, CallsNow, OpenCall
+from shotclock.people.access import Role
 from shotclock.store.store import Retention, Store, prune
-from shotclock.wrap.call_log import MOST_WAITING, CallLog
-from shotclock.wrap.limits import CallLimits
-from shotclock.wrap.requests import EndedRequest, OpenRequest
+from shotclock.store.wrapped_calls import CallFilter, CallsNow, OpenCall
+from shotclock.supervise.kernel import this_process
+from shotclock.wrap._call_log import MOST_WAITING, CallLog
+from shotclock.wrap._limits import CallLimits
+from shotclock.wrap._requests import EndedRequest, OpenRequest
 from tests.server.web.conftest import PHONE, browser, opened, shoot
 from tests.server.web.serving import Served, serving
 from tests.wrap.client import wrapped

@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from shotclock.core.clocks import NS_PER_MS
-from shotclock.wrap.failures import WrapFailure
-from shotclock.wrap.gate import Gate, GateSettings
-from shotclock.wrap.limits import CallLimits, ServerLimits, ToolLimits, read_tool_limits
-from shotclock.wrap.lines import LONGEST_LINE, LineSplitter
-from shotclock.wrap.messages import RpcMessage, encode
-from shotclock.wrap.requests import EndedRequest
-from shotclock.wrap.restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
+from shotclock.core.limits import NS_PER_MS
+from shotclock.wrap._failures import WrapFailure
+from shotclock.wrap._gate import Gate, GateSettings
+from shotclock.wrap._limits import CallLimits, ServerLimits, ToolLimits, read_tool_limits
+from shotclock.wrap._lines import LONGEST_LINE, LineSplitter
+from shotclock.wrap._messages import RpcMessage, encode
+from shotclock.wrap._requests import EndedRequest
+from shotclock.wrap._restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
+from shotclock.wrap._session import ClientSession
 from shotclock.wrap.rules import CallVerdict, Rules, rule_reader
-from shotclock.wrap.session import ClientSession
 
 
 class Lines:

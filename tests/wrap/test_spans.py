@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.wrap.call_spans import FLUSH_LIMIT_S
+from shotclock.wrap._call_spans import FLUSH_LIMIT_S
 from tests.runtime.telemetry.conftest import SPAN_ID, TRACE_ID, TRACEPARENT, Collector, collector
 from tests.wrap.client import SERVER, failure, wrapped
 
@@ -135,7 +135,7 @@ def test_the_sdk_is_loaded_only_where_spans_are_wanted(
         if is_wanted:
             collector.wait_for(lambda span: True)
     imported = (tmp_path / "err").read_text()
-    assert "shotclock.wrap.guard" in imported
-    for name in ("opentelemetry.sdk", "shotclock.wrap.call_spans", "shotclock.runtime.telemetry"):
+    assert "shotclock.wrap._guard" in imported
+    for name in ("opentelemetry.sdk", "shotclock.wrap._call_spans", "shotclock.calls.telemetry"):
         assert (name in imported) is is_wanted, name
     assert len(collector.spans) == is_wanted

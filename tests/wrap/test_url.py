@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from mcp import Client, StdioServerParameters
 from mcp_types import CreateMessageResult, ElicitResult, TextContent
 
-from shotclock.wrap.remote.adapter import MOST_OPEN
+from shotclock.wrap.remote._adapter import MOST_OPEN
 from tests.wrap.client import ANSWER_WITHIN_S, ENDED_WITHIN_S, GREETING, RawClient, connected, failure
 from tests.wrap.test_lives import POLL_S, wait_until_gone
 

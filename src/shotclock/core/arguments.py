@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
-from .content import Content
+from .content_blocks import Content
 from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
 from .json_values import has_json_type
 from .signatures import CONTEXT_NAME, known_hints, read_hints, read_parameters

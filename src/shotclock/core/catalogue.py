@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
 
-from .clocks import Clocks
 from .json_values import of_json, to_json
+from .limits import Clocks
 from .proposal import Policy
 from .value_types import entity, field, fields_of, value
 

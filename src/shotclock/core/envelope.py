@@ -12,8 +12,8 @@ from itertools import islice
 from types import TracebackType
 from typing import Any
 
-from .clocks import Fired
 from .errors import Ending, ErrorEntry, SideEffects, error_entry, may_retry, side_effects_of, warning_summary
+from .limits import Fired
 from .value_types import entity, value
 
 SCHEMA_VERSION = "1.0"

@@ -18,8 +18,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from .clocks import WallTime
 from .envelope import Warning_, warning
+from .limits import WallTime
 from .value_types import as_dict, fields_of
 
 # Code that stores, redacts or shows a value recurses.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from .clocks import DurationError, format_duration, parse_duration_ms, reserve_ms_for
+from .limits import DurationError, format_duration, parse_duration_ms, reserve_ms_for
 from .value_types import as_dict, field, record, replace, value
 
 DEFAULT_REQUESTS = 3

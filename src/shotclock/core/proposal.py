@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
-from .clocks import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from .envelope import join_problems
 from .errors import Failure
+from .limits import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from .value_types import as_dict, fields_of, replace, value
 from .visible_text import text_of
 

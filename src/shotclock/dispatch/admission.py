@@ -14,20 +14,20 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
+from ..calls.call import Call, Outcome
+from ..calls.outcomes import timeout_problem
+from ..calls.supervised_commands import run_in_thread
 from ..core.catalogue import Catalogue, CommandSpec
-from ..core.clocks import NS_PER_MS, ClockKind, WallTime, format_duration
 from ..core.envelope import Envelope, Problem, stop_problem, warning
 from ..core.errors import Ending, SideEffects
+from ..core.limits import NS_PER_MS, ClockKind, WallTime, format_duration
 from ..core.proposal import digest
-from ..process.clock import monotonic_ns, wall_time
-from ..process.kernel import is_alive, this_process
-from ..runtime.call import Call, Outcome
-from ..runtime.command_runner import run_in_thread
-from ..runtime.outcomes import timeout_problem
 from ..store.home import StoreBusy
 from ..store.idempotency import Beginning, Finished, Fresh, Interrupted, Lock, Mismatch
 from ..store.jobs import RETENTION_MS
 from ..store.store import Store
+from ..supervise.clock import monotonic_ns, wall_time
+from ..supervise.kernel import is_alive, this_process
 from .invocation import Stdin
 
 # Between two tries to get a place, or two looks at the first call with a key.

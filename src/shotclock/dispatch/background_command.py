@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from ..core.clocks import ProcessIdentity, WallTime
+from ..core.limits import ProcessIdentity, WallTime
 from ..core.value_types import as_dict, field, record, value
-from ..process.kernel import is_alive, this_process
 from ..store.jobs import Job
+from ..supervise.kernel import is_alive, this_process
 
 APP = "exec"
 NAME_RULE = "letters, digits, - _ and . only, 64 at most, a letter or a digit first"

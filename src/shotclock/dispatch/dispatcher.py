@@ -17,25 +17,25 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
+from ..calls.call import Call, CallRequest, Effects, Outcome, Tool, invalid, tool_of
+from ..calls.preloaded_zygote import Program
+from ..calls.runtime import Runtime
+from ..calls.supervised_commands import run_in_thread, run_shielded
 from ..core.arguments import Conversions, NotSerializable, json_arguments, to_valid_json
 from ..core.catalogue import CONFIRMATION, Catalogue, CommandSpec, Operation
-from ..core.clocks import Bound, Clocks, Deadline
 from ..core.envelope import Envelope, Problem, shorten, stop_problem, warning
 from ..core.errors import Ending, Failure
+from ..core.limits import Bound, Clocks, Deadline
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
-from ..process.context import Answerer, CallListener, OnLog, Progress
-from ..runtime.call import Call, CallRequest, Effects, Outcome, Tool, invalid, tool_of
-from ..runtime.command_runner import run_in_thread, run_shielded
-from ..runtime.preloaded_zygote import Program
-from ..runtime.runtime import Runtime
+from ..worker.context import Answerer, CallListener, OnLog, Progress
 from .invocation import Invocation, InvocationCheckpoint
 
 if TYPE_CHECKING:
     from ..core.visible_text import Redaction
-    from ..inbox.approval import Approvals
-    from ..inbox.inbox import Inbox
-    from ..inbox.person_wait import StepSurroundings
+    from ..people.approval import Approvals
+    from ..people.inbox import Inbox
+    from ..people.person_wait import StepSurroundings
     from ..store.jobs import Job
     from ..store.store import Store
     from .job_client import JobClient
@@ -85,13 +85,13 @@ class Dispatcher:
         self._inbox_of = inbox_of
         self._approvals: Approvals | None = None
         if any(spec.approval is not None for spec in catalogue.commands):
-            from ..inbox.approval import Approvals
+            from ..people.approval import Approvals
 
             self._approvals = runtime.approvals = Approvals(
                 catalogue, self.inbox, self._checks.look_at, place if program is None else program.place, step
             )
         if any(spec.overtime for spec in catalogue.commands):
-            from ..inbox.approval import ask_person
+            from ..people.approval import ask_person
 
             runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, self.inbox)
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.everything):
@@ -127,7 +127,7 @@ class Dispatcher:
         if self._inbox_of is not None:
             return self._inbox_of()
         if self._inbox is None:
-            from ..inbox.inbox import Inbox
+            from ..people.inbox import Inbox
 
             self._inbox = Inbox(self.store())
         return self._inbox
@@ -226,7 +226,7 @@ class Dispatcher:
             if await asyncio.to_thread(self._is_known, call, spec, request):
                 return None
         except Failure as failure:
-            from ..inbox.person_wait import refusal_outcome
+            from ..people.person_wait import refusal_outcome
 
             return refusal_outcome(failure)
         return await self._approve(call, spec, request)

@@ -15,19 +15,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..calls.call import Tool
+from ..calls.preloaded_zygote import Program
+from ..calls.runtime import Runtime
 from ..core.arguments import NotSerializable, to_jsonable
 from ..core.catalogue import Catalogue, CommandSpec, HandlerReference, Operation
-from ..core.clocks import Clocks, WallTime, format_duration
 from ..core.envelope import Envelope, Warning_, warning
 from ..core.errors import Failure
+from ..core.limits import Clocks, WallTime, format_duration
 from ..core.proposal import digest
 from ..core.value_types import as_dict, value
-from ..process.clock import wall_time
-from ..process.context import Caller
-from ..process.running_call import MAIN_ALIAS
-from ..runtime.call import Tool
-from ..runtime.preloaded_zygote import Program
-from ..runtime.runtime import Runtime
+from ..supervise.clock import wall_time
+from ..worker.context import Caller
+from ..worker.running_call import MAIN_ALIAS
 
 if TYPE_CHECKING:
     from ..store.jobs import Job
@@ -222,7 +222,7 @@ def parse_target(text: str) -> Target:
 async def learn(runtime: Runtime, target: Target) -> Catalogue:
     """Read the App's catalogue in a worker that imports it. Raises Failure with the reason."""
     runtime.tool = Tool(debug=True)  # the operator may see where the program fails to import
-    describe = asking("describe", "shotclock.app", "describe")
+    describe = asking("describe", "shotclock.apps.app", "describe")
     described = await runtime.call(describe, {"attribute": target.attribute, "module": target.module or MAIN_ALIAS})
     if described.ok and isinstance(described.data, dict):
         return Catalogue.from_plain(described.data)
@@ -238,7 +238,7 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
 
 async def learn_files(runtime: Runtime, target: Target) -> list[str]:
     """Return the files of an App that was learned, which may change while it is served."""
-    found = await runtime.call(asking("files", "shotclock.process.source_files", "source_files"), {})
+    found = await runtime.call(asking("files", "shotclock.worker.source_files", "source_files"), {})
     files = found.value if found.ok else None
     return list(files) if isinstance(files, list) else [target.file] if target.file else []
 

@@ -14,26 +14,26 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from ..calls.call import Call, Outcome, Tool, admit, answer
 from ..core.catalogue import semantic_version
-from ..core.clocks import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime, format_duration
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
+from ..core.limits import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime, format_duration
 from ..core.proposal import Proposal, ProposalStatus
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
 from ..core.value_types import replace
-from ..inbox.access import Principal, Role
-from ..inbox.inbox import Inbox
-from ..inbox.person_wait import outcome_of
-from ..process.clock import monotonic_ns, wall_time
-from ..process.context import Progress
-from ..process.kernel import can_see, descendants, is_alive
-from ..process.kill import signal_process
-from ..process.runners import is_enrolled, runners_folder
-from ..process.unsupervised import start_detached
-from ..runtime.call import Call, Outcome, Tool, admit, answer
+from ..people.access import Principal, Role
+from ..people.inbox import Inbox
+from ..people.person_wait import outcome_of
 from ..store.home import ATTEMPT_MS, StoreError, create_private_file
 from ..store.jobs import RETENTION_MS, STARTING_LIMIT_MS, Ambiguous, Job, JobState
 from ..store.store import JOBS_FOLDER, Store
+from ..supervise.clock import monotonic_ns, wall_time
+from ..supervise.kernel import can_see, descendants, is_alive
+from ..supervise.kill import signal_process
+from ..supervise.runners import is_enrolled, runners_folder
+from ..supervise.unsupervised import start_detached
+from ..worker.context import Progress
 from .background_command import BackgroundCommand, describe_command, is_abandoned, is_command, name_key
 from .invocation import Invocation
 from .job_log import log_files, read_tail
@@ -140,7 +140,7 @@ class JobClient:
             output = os.open(job.log_path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             start_detached(
-                "shotclock.dispatch.job_runner",
+                "shotclock.dispatch._job_runner",
                 [str(self._store.home), job.id],
                 output_fd=output,
                 environment=environment,

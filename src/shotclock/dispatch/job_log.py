@@ -11,9 +11,9 @@ import contextlib
 import os
 from typing import BinaryIO
 
-from ..core.clocks import WallTime
+from ..core.limits import WallTime
 from ..core.value_types import record, value
-from ..process.clock import wall_time
+from ..supervise.clock import wall_time
 
 # The size of a page; the one before it is kept as well.
 LOG_LIMIT = 1_000_000

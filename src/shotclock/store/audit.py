@@ -2,7 +2,7 @@
 
 The trail has an entry for every change of a proposal or a token, written in the same transaction. Each entry
 has the hash of the one before it, so that none can be removed, changed or moved unnoticed. `filed` is the last entry
-that is known to be in the file beside the database (inbox/audit_file.py).
+that is known to be in the file beside the database (people/audit_file.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..core.clocks import WallTime
 from ..core.errors import Failure
+from ..core.limits import WallTime
 from ..core.proposal import canonical, digest
 from ..core.value_types import as_dict, replace, value
-from .database import Table, Transaction, json_text
-from .rows import Codec, RowMapper
+from ._database import Table, Transaction, json_text
+from ._rows import Codec, RowMapper
 
 NOTHING_BEFORE = "0" * 64
 

@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..core.clocks import ProcessIdentity, WallTime
 from ..core.json_values import of_json, to_json
+from ..core.limits import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .calls import LoggedCall, OpenCall
 from .home import StoreBusy, create_private_file, make_private_directory, state_home
 from .store import Store, prune_in_passing, read_retention
+from .wrapped_calls import LoggedCall, OpenCall
 
 FOLDER = "calls"
 

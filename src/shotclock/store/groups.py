@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 
-from ..core.clocks import ProcessIdentity, WallTime
+from ..core.limits import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Table, Transaction, decode_process, decode_text
-from .rows import RowMapper
+from ._database import Table, Transaction, decode_process, decode_text
+from ._rows import RowMapper
 
 
 class OnConflict(Enum):

@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..core.clocks import ProcessIdentity, WallTime
+from ..core.limits import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import CLOCK_SLACK_MS, Table, Transaction, check_count, decode_process, json_text
-from .rows import RowMapper
+from ._database import CLOCK_SLACK_MS, Table, Transaction, check_count, decode_process, json_text
+from ._rows import RowMapper
 
 
 @value

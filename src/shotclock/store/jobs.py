@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from ..core.clocks import ProcessIdentity, WallTime
+from ..core.limits import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import Table, Transaction, check_count, json_text
-from .rows import RowMapper, insert_row
+from ._database import Table, Transaction, check_count, json_text
+from ._rows import RowMapper, insert_row
 
 # A job runner takes charge in well under a second. A machine that swaps, or a creator killed before it could start one,
 # exhausts this.

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..core.clocks import LATEST_MS, WallTime
 from ..core.errors import Failure
 from ..core.json_values import to_json
+from ..core.limits import LATEST_MS, WallTime
 from ..core.proposal import (
     UNCONFIRMED,
     ActionOutcome,
@@ -39,9 +39,9 @@ from ..core.proposal import (
     must_be_open,
 )
 from ..core.value_types import replace, value
+from ._database import CLOCK_SLACK_MS, Database, Table, Transaction, check_count, decode_text, json_text
+from ._rows import RowMapper, insert_row, update_row
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
-from .database import CLOCK_SLACK_MS, Database, Table, Transaction, check_count, decode_text, json_text
-from .rows import RowMapper, insert_row, update_row
 
 # Proposals that one transaction expires or reminds of.
 AT_ONCE = 200

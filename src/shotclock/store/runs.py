@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.clocks import ProcessIdentity, WallTime
+from ..core.limits import ProcessIdentity, WallTime
 from ..core.value_types import value
-from .database import (
+from ._database import (
     VERSION,
     Database,
     Schema,
@@ -26,7 +26,7 @@ from .database import (
     json_text,
     parts_of_json,
 )
-from .rows import RowMapper
+from ._rows import RowMapper
 
 
 @contextlib.contextmanager

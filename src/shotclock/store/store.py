@@ -20,20 +20,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..core.clocks import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.envelope import join_problems
 from ..core.errors import Failure
+from ..core.limits import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.value_types import as_dict, replace, value
+from ._database import Database, Transaction, decode_process, open_alone
+from ._schema import SCHEMA
 from .audit import Audit, Tokens
-from .calls import Calls
-from .database import Database, Transaction, decode_process, open_alone
 from .groups import GroupPlaces
 from .home import FILE_NAME, StoreBusy, StoreUnusable, make_private_directory, state_home
 from .idempotency import IdempotencyKeys, Locks
 from .jobs import Checkpoints, Jobs
 from .proposals import Proposals
 from .runs import Runs, belongs_to
-from .schema import SCHEMA
+from .wrapped_calls import Calls
 
 AUDIT_FILE_NAME = "audit.jsonl"
 JOBS_FOLDER = "jobs"

@@ -21,16 +21,16 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ..core.clocks import Clocks
 from ..core.errors import Failure
+from ..core.limits import Clocks
 from ..core.value_types import value
 
 if TYPE_CHECKING:
     from temporalio.client import Client
     from temporalio.runtime import Runtime as SdkRuntime
 
-    from ..runtime.command_runner import InteractiveProcess
-    from ..runtime.runtime import Runtime
+    from ..calls.runtime import Runtime
+    from ..calls.supervised_commands import InteractiveProcess
 
 _URL = re.compile(
     r"temporal://(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:@?#]+)(?::(?P<port>[0-9]{1,5}))?(?:/(?P<namespace>[^\s/?#]+)?)?"
@@ -227,7 +227,7 @@ async def connect(address: Address) -> Client:
     from temporalio.client import Client, TLSConfig
     from temporalio.service import RPCError
 
-    from .payloads import make_converter
+    from ._payloads import make_converter
 
     tls: TLSConfig | bool = False
     if address.tls:
@@ -291,7 +291,7 @@ async def _check_namespace(client: Client) -> None:
 
 
 def _dev_server_argv(port: int, db: str | None, ui: bool) -> list[str]:
-    from .messages import TYPES
+    from ._messages import TYPES
 
     words = [_find_program(), "server", "start-dev", "--port", str(port), "--log-level", "error"]
     words += [] if db is None else ["--db-filename", db]

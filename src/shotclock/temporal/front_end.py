@@ -18,18 +18,18 @@ from temporalio.service import RPCError
 from ..core.errors import Failure
 from ..core.proposal import Confirmation, Decision, Proposal, ProposalStatus, must_be_open
 from ..core.value_types import value
-from ..inbox.access import Principal
-from ..inbox.audit_file import AuditFile
-from ..process.clock import wall_time
+from ..flows.run.engine import RunOrder
+from ..flows.run.state import JsonObject, Status
+from ..people.access import Principal
+from ..people.audit_file import AuditFile
 from ..store.proposals import export_proposal
 from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
-from ..workflow.engine import RunOrder
-from ..workflow.state import JsonObject, Status
+from ..supervise.clock import wall_time
+from ._engine import TemporalEngine, make_run
+from ._messages import STEP_ACTIVITY
+from ._queries import RPC_LIMIT, Progress, read_progress
 from .connection import Address
-from .engine import TemporalEngine, make_run
-from .messages import STEP_ACTIVITY
-from .queries import RPC_LIMIT, Progress, read_progress
 
 LOOK_S = 1.0
 # The limits of one look and of one request. With the body of a request they are shorter than a request may take.

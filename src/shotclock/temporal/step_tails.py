@@ -1,7 +1,8 @@
 """The ends of what the tries of a step print, on their way from its worker to `shotclock logs`.
 
 A worker keeps no logs: the machine may be gone when they are wanted. The heartbeats of a step carry the end of its
-output, and the result of its activity keeps it. The records are those of a log (workflow/step_log.py), without secrets.
+output, and the result of its activity keeps it. The records are those of a log (flows/run/step_log.py), without
+secrets.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.errors import Failure
 from ..core.value_types import entity, field
-from ..workflow.state import JsonObject
-from ..workflow.step_log import KeptLog, LogLine, read_records
-from .engine import TemporalEngine
-from .messages import STEP_ACTIVITY
-from .queries import RPC_LIMIT, unreadable
+from ..flows.run.state import JsonObject
+from ..flows.run.step_log import KeptLog, LogLine, read_records
+from ._engine import TemporalEngine
+from ._messages import STEP_ACTIVITY
+from ._queries import RPC_LIMIT, unreadable
 
 TAIL_LIMIT = 4_096  # bytes of one step: a heartbeat and each result in the history have them
 LOOK_S = 0.5  # between two looks at the heartbeats of a run

@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..app import App, CallOptions, app_made_by, call_request
+from ..apps.app import App, CallOptions, app_made_by, call_request
+from ..apps.server.serve import open_server
 from ..core.envelope import Envelope
 from ..dispatch.dispatcher import Dispatcher
-from ..server.serve import open_server
 from ..store.home import HOME_VARIABLE
 
 if TYPE_CHECKING:

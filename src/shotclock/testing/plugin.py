@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ..process.context import KEPT_BY_PYTHON
-from ..process.leftovers import MARK, LeftProcess, Watch, pids
+from ..supervise.leftovers import MARK, LeftProcess, Watch, pids
+from ..worker.context import KEPT_BY_PYTHON
 
 MARKER = "shotclock_leaks"
 MODES = ("fail", "warn", "off")

@@ -20,12 +20,12 @@ from typing import Any
 
 from ..core.envelope import Envelope
 from ..core.errors import Failure, SideEffects
-from ..process.clock import monotonic_ns, pause
-from ..process.command_task import make_private_directory, state_directory
-from ..process.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
-from ..process.kill import kill_tree
-from ..process.private_socket import connect, peer_of
-from ..process.unsupervised import start_detached
+from ..supervise.clock import monotonic_ns, pause
+from ..supervise.command_task import make_private_directory, state_directory
+from ..supervise.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
+from ..supervise.kill import kill_tree
+from ..supervise.private_socket import connect, peer_of
+from ..supervise.unsupervised import start_detached
 from .device import kind_of
 from .payload import Execution, check_device, effects_of_steps, read_execution
 
@@ -229,7 +229,7 @@ async def execute_async(device: str, payload: object, **options: Any) -> Envelop
     """Do as `execute`, in a thread. A cancellation stops the execution."""
     import asyncio
 
-    from ..runtime.command_runner import run_shielded
+    from ..calls.supervised_commands import run_shielded
 
     requests: list[DeviceRequest] = []
     working = asyncio.ensure_future(asyncio.to_thread(execute, device, payload, on_request=requests.append, **options))

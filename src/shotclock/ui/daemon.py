@@ -25,28 +25,28 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
+from ..calls.call import Call, Outcome
+from ..calls.outcomes import failure_outcome
+from ..calls.preloaded_zygote import Program
+from ..calls.runtime import Runtime
+from ..commands.doctor import Check, Status
 from ..core.catalogue import HandlerReference, Operation
-from ..core.clocks import NS_PER_MS, Clocks
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending, Failure, SideEffects
+from ..core.limits import NS_PER_MS, Clocks
 from ..core.trace import parse_trace
 from ..core.value_types import as_dict, replace, value
-from ..process import private_socket
-from ..process.clock import monotonic_ns, pause
-from ..process.command_task import make_private_directory
-from ..process.context import CallListener
-from ..process.unsupervised import start_program
-from ..runtime.call import Call, Outcome
-from ..runtime.doctor import Check, Status
-from ..runtime.outcomes import failure_outcome
-from ..runtime.preloaded_zygote import Program
-from ..runtime.runtime import Runtime
+from ..supervise import private_socket
+from ..supervise.clock import monotonic_ns, pause
+from ..supervise.command_task import make_private_directory
+from ..supervise.unsupervised import start_program
+from ..worker.context import CallListener
 from . import client
-from .adb import Adb, find_server_version, server_address
-from .browser import NO_PLAYWRIGHT, require_chromium
+from ._adb import Adb, find_server_version, server_address
+from ._browser import NO_PLAYWRIGHT, require_chromium
+from ._execution import MODULES, RUN_COMMAND, START_PROGRAM, describe_result
 from .client import HINT, KEPT_EVENTS, RESULT_MARGIN_MS, START_LIMIT_MS
 from .device import DeviceEntry, ProgramOutput, kind_of
-from .execution import MODULES, RUN_COMMAND, START_PROGRAM, describe_result
 from .payload import Execution, effects_of_steps, read_execution
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ CDP_LIMIT_S = 1.0
 MAX_CDP_BYTES = 64 * 1024
 OUTPUT_LIMIT = 16 * 1024 * 1024  # the largest output is a picture of a screen
 
-_SESSION = "shotclock.ui.execution"
+_SESSION = "shotclock.ui._execution"
 
 
 def _operation(name: str, function: str, limit_ms: int, *, mutates: bool) -> Operation:

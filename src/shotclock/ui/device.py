@@ -26,10 +26,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..core.clocks import NS_PER_MS, Deadline
 from ..core.errors import Failure
+from ..core.limits import NS_PER_MS, Deadline
 from ..core.value_types import value
-from ..process.clock import monotonic_ns
+from ..supervise.clock import monotonic_ns
 from .payload import Matcher, Scroll
 
 KINDS = ("browser", "cdp", "android")  # the part of a device's name before the colon

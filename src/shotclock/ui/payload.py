@@ -16,8 +16,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from ..core.clocks import reserve_ms_for
 from ..core.errors import Failure, SideEffects
+from ..core.limits import reserve_ms_for
 from ..core.validation import After, Before, Limits, Part, ValidationError, field
 from ..core.value_types import replace, value
 

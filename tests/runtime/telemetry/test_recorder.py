@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from shotclock.core.clocks import Clocks
+from shotclock.calls.call import Outcome, admit
+from shotclock.calls.telemetry import Recorder
 from shotclock.core.errors import Ending, SideEffects
-from shotclock.process.spans import Span
-from shotclock.runtime.call import Outcome, admit
-from shotclock.runtime.telemetry import Recorder
+from shotclock.core.limits import Clocks
+from shotclock.supervise.spans import Span
 
 
 def no_span() -> Span:

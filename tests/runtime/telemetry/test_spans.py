@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-from shotclock.runtime.telemetry import FLUSH_LIMIT_S
+from shotclock.calls.telemetry import FLUSH_LIMIT_S
 
 from .conftest import SPAN_ID, TRACE_ID, TRACEPARENT, Collector, http_server, ids, mcp_step
 
@@ -277,7 +277,7 @@ def exit(code):
     found = sorted(name for name in sys.modules if name.startswith("opentelemetry"))
     sys.stderr.write(f"loaded: {found}\\n"); sys.stderr.flush(); leave(code)
 os._exit = exit
-from shotclock.cli import run_program
+from shotclock.main import run_program
 run_program()
 """
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.ui.browser import find_chromium
+from shotclock.ui._browser import find_chromium
 from tests.server.web.serving import Served
 
 SCREENSHOTS = Path(__file__).parent / "screenshots"

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shotclock.core.clocks import WallTime
-from shotclock.inbox.access import Access, Principal, Role
+from shotclock.core.limits import WallTime
+from shotclock.people.access import Access, Principal, Role
 from shotclock.store.store import Store
 from tests.warm import WarmStart
 

@@ -13,7 +13,7 @@ from mcp.client.auth import OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientMetadata
 
-from shotclock.inbox.access import Role
+from shotclock.people.access import Role
 from tests.certificates import certificate
 from tests.server.client import envelope_in
 from tests.server.web.issuing import TestIssuer, issuing

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from shotclock.apps.web import routes
 from shotclock.core.proposal import Kind, ProposalRequest
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
-from shotclock.server.web import routes
-from shotclock.server.web.auth import IS_STILL, PRINCIPAL
+from shotclock.people.access import Principal, Role
+from shotclock.people.auth import IS_STILL, PRINCIPAL
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.runtime.bounds import run, soon
 

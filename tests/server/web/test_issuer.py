@@ -14,13 +14,13 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from shotclock.calls.runtime import Runtime
 from shotclock.core.errors import Failure
-from shotclock.inbox.access import Principal, Role
-from shotclock.providers.http_message import Names
-from shotclock.runtime.runtime import Runtime
-from shotclock.server.authorisation import Authorisation, read_authorisation
-from shotclock.server.web import issuer as issuer_module
-from shotclock.server.web.issuer import Issuer, metadata_urls
+from shotclock.net.http import Names
+from shotclock.people import issuer as issuer_module
+from shotclock.people.access import Principal, Role
+from shotclock.people.authorisation import Authorisation, read_authorisation
+from shotclock.people.issuer import Issuer, metadata_urls
 from tests.server.web.issuing import LONGEST_HANG_S, RSA_KEY, TestIssuer, issuing
 
 HERE = "http://127.0.0.1:8000/mcp"

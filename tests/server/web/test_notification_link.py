@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.inbox.access import Role
+from shotclock.people.access import Role
 from tests.notify.servers import web_server
 from tests.server.web.serving import ANSWER_WITHIN_S, serving
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from shotclock.core.proposal import Kind, ProposalRequest
-from shotclock.inbox.access import Principal, Role
-from shotclock.inbox.inbox import Inbox
+from shotclock.people.access import Principal, Role
+from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.server.web.conftest import PHONE, WITHIN_MS, shoot
 from tests.server.web.serving import Served, serving

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.inbox.access import Role
+from shotclock.people.access import Role
 from tests.server.web.conftest import shoot
 from tests.server.web.serving import Served, serving
 from tests.warm import WarmStart

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shotclock.core.errors import Failure
-from shotclock.workflow.foreign.importing import import_file
+from shotclock.flows.visor.importing import import_file
 
 HERE = Path(__file__).parent
 FILES = HERE / "files"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.workflow.foreign.conditions import condition
-from shotclock.workflow.foreign.expression import NameScope, Unsayable
-from shotclock.workflow.templates import evaluate
+from shotclock.flows.file.templates import evaluate
+from shotclock.flows.visor._conditions import condition
+from shotclock.flows.visor._expression import NameScope, Unsayable
 
 VALUES: dict[str, Any] = {
     "empty": "",

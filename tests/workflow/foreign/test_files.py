@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.workflow.foreign.importing import import_file
-from shotclock.workflow.foreign.writer import find_errors
+from shotclock.flows.visor._writer import find_errors
+from shotclock.flows.visor.importing import import_file
 from tests.conftest import Ran
 
 from .foreign_files import EXPECTED, FILES, HERE, described, names, outcome_of

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shotclock.workflow.foreign.expression import NameScope, Unsayable
-from shotclock.workflow.foreign.liquid import template
-from shotclock.workflow.templates import render_text
+from shotclock.flows.file.templates import render_text
+from shotclock.flows.visor._expression import NameScope, Unsayable
+from shotclock.flows.visor._liquid import template
 
 SCOPE = {
     "outputs": {

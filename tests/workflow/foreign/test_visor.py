@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from shotclock.core.errors import Failure
-from shotclock.workflow.foreign.importing import import_file, is_of_visor
-from shotclock.workflow.foreign.writer import find_errors
-from shotclock.workflow.yaml_reader import read_tree
+from shotclock.flows.file.yaml_reader import read_tree
+from shotclock.flows.visor._writer import find_errors
+from shotclock.flows.visor.importing import import_file, is_of_visor
 
 from .foreign_files import FILES, names
 

@@ -1,0 +1,112 @@
+"""`shotclock agent`: put shotclock in front of the commands of a coding agent, and take it away again."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..calls.call import Outcome
+from ..core.errors import Ending
+from ..terminal.parser import CommandTable, Subcommand, argument, flag
+from ..terminal.subcommand import JSON, ChildWork, Mistaken, show_drawn
+from ._status import describe
+from .coding_agents import AGENTS, CodingAgent, ConfigScope
+from .config_files import change_file
+from .install import plan_install, plan_remove, write_plan
+
+ELSEWHERE = "give it the MCP server `shotclock serve shell` instead"
+
+
+def _run_install(name: str, user: bool, project: bool, approvals: bool, accept_allow: bool, yes: bool) -> Any:
+    agent = _find(name)
+    if approvals and agent.approvals is None:
+        able = " and ".join(each.title for each in AGENTS.values() if each.approvals is not None)
+        raise Mistaken({"approvals": f"{agent.title} has no permission requests that a hook can answer; {able} have"})
+    if agent.needs_acceptance and not accept_allow:
+        raise Mistaken({"accept-allow": f"{agent.needs_acceptance}. Give --accept-allow if you accept that"})
+    plan = partial(plan_install, agent, _scope(project), approvals=approvals)
+    return change_file("agent install", plan, write_plan, yes=yes)
+
+
+def _run_remove(name: str, user: bool, project: bool, yes: bool) -> Any:
+    return change_file("agent remove", partial(plan_remove, _find(name), _scope(project)), write_plan, yes=yes)
+
+
+def _scope(project: bool) -> ConfigScope:
+    return ConfigScope.PROJECT if project else ConfigScope.USER
+
+
+def _find(name: str) -> CodingAgent:
+    if name not in AGENTS:
+        raise Mistaken({"name": f"{name!r} is not known here; there are {', '.join(AGENTS)}. For others, {ELSEWHERE}"})
+    return AGENTS[name]
+
+
+def _run_status(name: str | None) -> ChildWork:
+    chosen = tuple(AGENTS.values()) if name is None else (_find(name),)
+
+    def body() -> Outcome:
+        found = [describe(agent, scope, os.environ, Path.cwd()) for agent in chosen for scope in ConfigScope]
+        users = {
+            each.file for each in found if each.scope is ConfigScope.USER
+        }  # in the home, a project's file may be the same
+        shown = [each for each in found if each.scope is ConfigScope.USER or (each.is_there and each.file not in users)]
+        return Outcome(Ending.FINISHED, data={"agents": [each.as_data() for each in shown]})
+
+    return ChildWork("agent status", body, show=show_drawn)
+
+
+def _run_hook(words: list[str]) -> int:
+    from .hook import main
+
+    return main(words)
+
+
+_NAMES = ", ".join(AGENTS)
+_SCOPE = (
+    flag("--user", "Change the configuration of this user, for all projects (the default)."),
+    flag("--project", "Change the configuration of the project in this folder.", excludes=("--user",)),
+)
+_YES = flag("--yes", "Do not ask.")
+COMMANDS = {
+    "agent": CommandTable(
+        "shotclock agent",
+        "Put shotclock in front of every command of a coding agent.",
+        (
+            Subcommand(
+                "install",
+                "Show the change of the agent's configuration, ask, and write it.",
+                (
+                    argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
+                    *_SCOPE,
+                    flag("--approvals", "Send the agent's permission requests to the inbox (claude, copilot)."),
+                    flag("--accept-allow", "Accept that rules for single commands stop working (codex, copilot)."),
+                    _YES,
+                    JSON,
+                ),
+                _run_install,
+            ),
+            Subcommand(
+                "status",
+                "Show where shotclock is installed, and whether it has an effect there.",
+                (argument("name", f"Only this agent: {_NAMES}."), JSON),
+                _run_status,
+            ),
+            Subcommand(
+                "remove",
+                "Restore the configuration as it was before the installation.",
+                (
+                    argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
+                    *_SCOPE,
+                    _YES,
+                    JSON,
+                ),
+                _run_remove,
+            ),
+            Subcommand("hook", "Answer a hook of an agent; the installation calls it.", main=_run_hook),
+        ),
+        "verb",
+    )
+}

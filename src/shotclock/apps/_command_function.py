@@ -1,0 +1,128 @@
+"""A command's function as a worker calls it: exits, questions and results that do not fit become failures."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..core.arguments import NotSerializable, find_conversions, misfit, plain_schema, signature_of
+from ..core.catalogue import CommandSpec
+from ..core.content_blocks import holds_content, mentions_content
+from ..core.errors import Failure, SideEffects
+from ..core.signatures import read_hints, wraps
+
+
+def refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Make `input()` in a command the failure INPUT_REQUIRED: commands have no terminal."""
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except EOFError as error:
+            if str(error) != "EOF when reading a line":  # not from `input`
+                raise
+            message = f"{name} asks a question, and there is no terminal to answer it"
+            raise Failure("INPUT_REQUIRED", message, side_effects=SideEffects.UNKNOWN) from None
+
+    return run
+
+
+def keep_exit_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Make `sys.exit(3)` in a command a failure with that exit code, and `sys.exit(text)` one with that message."""
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def run_async(*arguments: Any, **named: Any) -> Any:
+            try:
+                return await function(*arguments, **named)
+            except SystemExit as error:
+                raise _failure_of_exit(error, name) from None
+
+        return run_async
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except SystemExit as error:
+            raise _failure_of_exit(error, name) from None
+
+    return run
+
+
+def _failure_of_exit(error: SystemExit, name: str) -> BaseException:
+    """Return the failure for an exit; the exit itself where it reports success, which is no answer."""
+    if error.code is None or error.code == 0:
+        return error
+    if not isinstance(error.code, int):
+        return Failure("GENERAL_ERROR", str(error.code))
+    exit_code = error.code & 0xFF or 1  # as the system cuts it
+    failure = Failure("GENERAL_ERROR", f"{name} left with exit code {exit_code}")
+    failure.exit_code = exit_code
+    return failure
+
+
+def check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[..., Any]:
+    """Make a result that does not fit the declared schema a failure: a client would discard it."""
+    schema = spec.output_schema
+    if schema is None:
+        return function
+
+    def check(result: object) -> object:
+        if holds_content(result):
+            how = "put its type into the return annotation, as in -> Image or -> list[str | Image]"
+            raise Failure("RESULT_INVALID", f"{spec.name} returned content and does not declare it: {how}")
+        try:
+            reason = misfit(result, schema)
+        except NotSerializable:  # reported when the result is sent
+            return result
+        if reason is None:
+            return result
+        raise Failure("RESULT_INVALID", f"{spec.name} did not return what it declares: {reason}", data=result)
+
+    return change_result(function, check)
+
+
+def change_result(function: Callable[..., Any], change: Callable[[object], object]) -> Callable[..., Any]:
+    """Return the function with its result passed through another one."""
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def run_async(*arguments: Any, **named: Any) -> Any:
+            return change(await function(*arguments, **named))
+
+        return run_async
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        return change(function(*arguments, **named))
+
+    return run
+
+
+def argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that only checks the arguments."""
+
+    @wraps(function)
+    def check(given: Mapping[str, object], converted: Mapping[str, object]) -> dict[str, object]:
+        return find_conversions(signature_of(function), given, converted)._asdict()
+
+    check.looks_at_arguments = True  # type: ignore[attr-defined]
+    return check
+
+
+def output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return the schema of the return type, if it has one. A list of anything has none: it may hold content."""
+    annotation = read_hints(function).get("return")
+    if annotation in (None, Any, list, list[Any], tuple) or mentions_content(annotation):
+        return None
+    if (schema := plain_schema(annotation)) is not None:
+        return schema
+    from pydantic import TypeAdapter
+
+    try:
+        return TypeAdapter(annotation).json_schema(mode="serialization")
+    except Exception:  # pydantic knows no schema of this type
+        return None

@@ -1,0 +1,649 @@
+"""Commands run from an event loop. A supervisor runs many in turn: two forks cost more than most commands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from ..core.errors import Ending
+from ..core.limits import ClockKind
+from ..supervise import foreground, ipc, kernel
+from ..supervise.clock import monotonic_ns
+from ..supervise.command_task import CommandReport, CommandTask, News, Order
+from ..supervise.kill import VERIFY_LIMIT_MS, signal_process
+from ..supervise.supervisor import LATE_BELL_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, SUPERVISOR_NAME
+from ..supervise.zygote import COMMAND, kill_what_lost_its_supervisor
+from ..worker.context import Survivors, run_beside
+from .call import Call, Work, WorkView
+from .control import Observe, enter, leave, start_control
+
+# Past the kill and its verification; a supervisor without a report is then broken or stopped.
+REPORT_MARGIN_MS = 2_000
+START_MARGIN_MS = 250  # past the timeout; a supervisor without a started command then hangs, as on a dead network mount
+# Between two attempts to reach a busy zygote, which forks in about a millisecond.
+BEHIND_PAUSE_S = 0.005
+CALL_OFF_S = 0.5  # how long to wait for a cancelled command that was not reported as started
+# How long closing waits for the commands it kills: a kill and its verification.
+STOP_ALL_S = 3.0
+MOST_SPARE = 8  # each is a small process; more than these rarely run at once for long
+
+SHOW_PAUSE_S = 0.1  # between two pieces of output that are shown: a flood costs the caller little
+
+T = TypeVar("T")
+RequestFork = Callable[[bytes, list[int]], None]
+OnOutput = Callable[[Sequence[tuple[int, bytes]], Sequence[int]], None]
+"""Takes pieces of output with their stream, 1 or 2, and the bytes of each stream that were left out before them."""
+
+
+class Patience:
+    """Bounded wait for a supervisor to end its work. A stopped one is continued, and killed if it stays silent.
+    Its zygote then kills the processes it guarded."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, supervisor: int, grace_ms: int, on_end: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._supervisor = supervisor
+        self._on_end = on_end
+        self.ends_at: float = loop.time() + stop_limit_s(grace_ms)
+        self._silent_at = loop.time() + (grace_ms + SILENT_LIMIT_MS) / 1000
+        self._timer = loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
+        signal_supervisor(supervisor, signal.SIGCONT)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now >= self.ends_at:
+            signal_supervisor(self._supervisor, signal.SIGKILL)
+            self._on_end()
+            return
+        if kernel.is_stopped(self._supervisor):
+            signal_supervisor(self._supervisor, signal.SIGCONT if now < self._silent_at else signal.SIGKILL)
+        self._timer = self._loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
+
+
+def stop_limit_s(grace_ms: int) -> float:
+    return (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+
+
+def signal_supervisor(pid: int, number: int) -> None:
+    """Send a signal to a supervisor, if the pid is still that of one."""
+    if pid and kernel.name_of(pid) == SUPERVISOR_NAME:
+        signal_process(pid, number)
+
+
+class TaskNotSent(OSError):
+    """No supervisor received the task, so nothing was started."""
+
+
+class RunningCommand:
+    def __init__(self, control: socket.socket | ipc.Socket) -> None:
+        control.setblocking(False)
+        self.control = control
+        self.lost: bool = False
+        self.pid: int = 0  # the pid of a supervisor that can be used again
+        self.supervisor: int = 0
+        self._inbox = ipc.MessageReader(control)
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+        self.looking: list[asyncio.Future[WorkView]] = []
+        self.on_suspended: Callable[[], None] = lambda: None
+        self.on_input_wanted: Callable[[dict[str, object]], None] = lambda wanted: None
+        self.on_output: OnOutput | None = None
+        self._asking: asyncio.TimerHandle | None = None
+        self.begin()
+        self.loop.add_reader(control, self._receive)
+
+    def begin(self) -> None:
+        self.started: bool = False
+        self.ordered: bool = False
+        self.stopped: str | None = None  # why it was ordered to end, if the supervisor cannot report it
+        self._waiting_orders: list[tuple[Any, ...]] = []
+        self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
+
+    async def send_task(self, task: CommandTask) -> None:
+        frame = ipc.frame((task.pack(),))
+        try:
+            sent = self.control.send(frame)
+            if sent < len(frame):
+                await self.loop.sock_sendall(self.control, frame[sent:])  # type: ignore[arg-type]
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise TaskNotSent(*error.args) from error
+            raise
+
+    def order(self, order: str, *details: object) -> None:
+        self.ordered = True
+        if order in (Order.STOP, Order.KILL):
+            self.stopped = self.stopped or str(details[0])
+        with contextlib.suppress(ipc.Broken, BlockingIOError):
+            ipc.send(self.control, (order, *details))
+        signal_supervisor(self.supervisor, signal.SIGCONT)
+
+    def order_once_started(self, *order: Any) -> None:
+        """Send an order about a running command. A supervisor that gets one before the start would not start it."""
+        if self.started:
+            self.order(*order)
+        else:
+            self._waiting_orders.append(order)
+
+    def show_to(self, on_output: OnOutput | None) -> None:
+        """Pass the output on while the command runs; None: no longer."""
+        self.on_output = on_output
+        if on_output is None and self._asking is not None:
+            self._asking.cancel()
+            self._asking = None
+
+    def _ask_for_more(self) -> None:
+        self._asking = None
+        if not self.ended.done():  # not an order: it changes nothing for the command after this one
+            with contextlib.suppress(ipc.Broken, BlockingIOError):
+                ipc.send(self.control, (Order.MORE,))
+
+    def close(self) -> None:
+        """Close the socket. The supervisor then kills the rest."""
+        self.show_to(None)
+        self.loop.remove_reader(self.control)
+        self.loop.remove_writer(self.control)  # its number may soon belong to another file
+        self.control.close()
+
+    def watch(self, task: CommandTask) -> list[asyncio.TimerHandle | Patience]:
+        alarms: list[asyncio.TimerHandle | Patience] = []
+
+        def call_at(at_ns: int, late_ms: int, action: Callable[[], None]) -> None:
+            delay_s = (at_ns - monotonic_ns()) / 1e9 + late_ms / 1000
+            alarms.append(self.loop.call_later(max(0.0, delay_s), action))
+
+        def lose_patience() -> None:
+            alarms.append(Patience(self.loop, self.supervisor if self.started else 0, 0, self.give_up))
+
+        if task.kill_ns is not None:
+            call_at(task.kill_ns, 0, lose_patience)
+        if task.bell_ns is not None:
+            call_at(task.bell_ns, LATE_BELL_MS, self._continue_supervisor)
+        if task.bell_ns is not None and self.pid:
+            call_at(task.bell_ns, START_MARGIN_MS, partial(self._give_up_starting, task))
+        return alarms
+
+    def _continue_supervisor(self) -> None:
+        """Continue a supervisor that was stopped before the timeout. One that has not begun must not begin now."""
+        if self.started:
+            signal_supervisor(self.supervisor, signal.SIGCONT)
+
+    def _give_up_starting(self, task: CommandTask) -> None:
+        """Give up, at the timeout, a command whose start was not reported. The zygote kills its processes."""
+        if self.pid and not self.started and not self.ended.done():
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.end(CommandReport(fired=ClockKind.TIMEOUT.value, elapsed_ns=monotonic_ns() - task.started_ns))
+
+    def give_up(self) -> None:
+        self.lost = True
+        self.end(CommandReport(lost=True, stopped=self.stopped))
+
+    def end(self, report: CommandReport) -> None:
+        _set_result(self.ended, report)
+
+    def _receive(self) -> None:
+        try:
+            messages = self._inbox.receive()
+        except BlockingIOError:
+            return
+        except ipc.Broken as broken:
+            self.loop.remove_reader(self.control)
+            # Unread data in the supervisor's socket is the task only if nothing else was sent and it did not start.
+            is_unread = isinstance(broken.__cause__, ConnectionResetError) and not self.started and not self.ordered
+            if is_unread and not self.ended.done():
+                self.ended.set_exception(TaskNotSent("killed before it read the task"))
+                self.ended.exception()  # a cancelled caller does not retrieve it
+            self.give_up()
+            return
+        for message in messages:
+            self._take(message)
+
+    def _take(self, message: ipc.Message) -> None:
+        match message:
+            case (News.STARTED, _, supervisor):
+                self.started, self.supervisor = True, supervisor
+                orders, self._waiting_orders = self._waiting_orders, []
+                for order in orders:
+                    self.order(*order)
+            case (News.LOOKED, stdout, stderr, written):
+                view = WorkView(stdout.decode(errors="replace"), stderr.decode(errors="replace"), written)
+                for looking in self.looking:
+                    _set_result(looking, view)
+                self.looking.clear()
+            case (News.OUTPUT, pieces, left_out):
+                if self.on_output is not None:
+                    self.on_output(pieces, left_out)
+                    if self._asking is not None:  # the last output of a command comes without being asked for
+                        self._asking.cancel()
+                    self._asking = self.loop.call_later(SHOW_PAUSE_S, self._ask_for_more)
+            case (News.SUSPENDED,):
+                self.on_suspended()
+            case (News.INPUT_WANTED, wanted):
+                self.on_input_wanted(wanted)
+            case (News.ENDED, packed):
+                report = CommandReport.unpack(packed)
+                self.pid = self.supervisor = report.spare_pid
+                self.end(report)
+
+
+class CommandWork(Work):
+    """The command of a call. Its supervisor ends it, also after an order to wind down."""
+
+    has_grace = True
+
+    def __init__(self, running: RunningCommand, task: CommandTask, call: Call) -> None:
+        self._running, self._task, self._call = running, task, call
+        self.report: CommandReport | None = None
+        """Of a cancelled command."""
+        self.alarms: list[asyncio.TimerHandle | Patience] = running.watch(task)
+        if call.bound.bell is not None and call.bound.bell.at_ns != task.bell_ns:  # extended since it was sent
+            self.move_bell()
+        if call.winding_down is not None:
+            self.wind_down(call.winding_down.until_ns)
+
+    def wind_down(self, until_ns: int) -> None:
+        if self._call.bound.grace_ms < self._task.grace_ms:
+            self._running.order_once_started(Order.GRACE, self._call.bound.grace_ms)
+        self._running.order_once_started(Order.WIND_DOWN, until_ns)
+
+    def kill(self) -> None:
+        self._running.order(Order.KILL, "cut off")
+
+    def move_bell(self) -> bool:
+        bound = self._call.bound
+        if self._running.ended.done() or bound.bell is None or bound.kill_ns is None:
+            return False
+        self._task.bell_ns, self._task.kill_ns = bound.bell.at_ns, bound.kill_ns
+        self._running.order_once_started(Order.BELL, bound.bell.at_ns, bound.kill_ns)
+        self.cancel_alarms()
+        self.alarms = self._running.watch(self._task)
+        return True
+
+    async def look(self) -> WorkView:
+        if not self._running.started:
+            return WorkView(has_begun=False)
+        looking: asyncio.Future[WorkView] = self._running.loop.create_future()
+        self._running.looking.append(looking)
+        self._running.order(Order.LOOK)
+        return await looking  # bounded by the caller
+
+    def cancel_alarms(self) -> None:
+        for alarm in self.alarms:
+            alarm.cancel()
+
+
+class Supervisors:
+    """The spare and busy supervisors of one runtime."""
+
+    def __init__(self, request_fork: RequestFork) -> None:
+        self._request_fork = request_fork
+        self.running: set[RunningCommand] = set()
+        self._spare: list[RunningCommand] = []
+        self._closing = False
+
+    async def run(self, task: CommandTask, call: Call, on_output: OnOutput | None = None) -> CommandReport:
+        """Run the command of a call to its end. A cancellation stops it first, and leaves the report in its work."""
+        task.shows_output = on_output is not None
+        for _ in range(len(self._spare) + 1):
+            with contextlib.suppress(TaskNotSent):  # the supervisor or its zygote was killed; nothing began
+                return await self._run_once(task, call, on_output)
+        return await self._run_once(task, call, on_output)
+
+    async def begin(self, task: CommandTask, fds: list[int], on_output: OnOutput | None = None) -> RunningCommand:
+        control, theirs = socket.socketpair()
+        try:
+            with theirs:
+                await self._request([theirs.fileno(), *fds], task)
+        except BaseException:
+            control.close()
+            raise
+        running = RunningCommand(control)
+        running.show_to(on_output)
+        await running.send_task(task)
+        return running
+
+    async def stop_all(self) -> None:
+        self._closing = True
+        self.dismiss()
+        for running in list(self.running):
+            running.order(Order.KILL, "closing")
+        if self.running:
+            await asyncio.wait([running.ended for running in self.running], timeout=STOP_ALL_S)
+
+    def register(self, running: RunningCommand) -> None:
+        """Add a supervisor that has its task, which a `stop_all` meanwhile did not reach."""
+        self.running.add(running)
+        if self._closing:
+            running.order(Order.KILL, "closing")
+
+    def dismiss(self) -> None:
+        while self._spare:
+            self._spare.pop().close()
+
+    async def _run_once(self, task: CommandTask, call: Call, on_output: OnOutput | None) -> CommandReport:
+        running = self._take_spare()
+        if running is None:
+            running = await self.begin(task, [], on_output)
+        else:
+            running.show_to(on_output)
+            await running.send_task(task)
+        self.register(running)
+        work = CommandWork(running, task, call)
+        call.work = work
+        call.cancellation.ending = Ending.ABANDONED  # until its end is seen
+        ending = asyncio.ensure_future(_wait_for_end(running, task))
+        try:
+            return await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await run_shielded(_stop(running, task, ending))
+            if ending.done() and ending.exception() is None:
+                work.report = ending.result()
+            elif ending.done():
+                call.cancellation.ending = Ending.NOT_STARTED
+            raise
+        finally:
+            ending.cancel()
+            work.cancel_alarms()
+            running.show_to(None)
+            self.running.discard(running)
+            self._give_back(running)
+
+    def _take_spare(self) -> RunningCommand | None:
+        while self._spare:
+            running = self._spare.pop()
+            if not running.lost:
+                running.begin()
+                return running
+            running.close()
+        return None
+
+    def _give_back(self, running: RunningCommand) -> None:
+        # A supervisor that was sent an order is not reused: a late order would apply to its next command.
+        can_be_used = running.pid and running.ended.done() and not running.ordered and not running.lost
+        if can_be_used and len(self._spare) < MOST_SPARE:
+            self._spare.append(running)
+        else:
+            running.close()
+
+    async def _request(self, fds: list[int], task: CommandTask) -> None:
+        while True:
+            try:
+                self._request_fork(COMMAND, fds)
+                return
+            except BlockingIOError:  # hundreds at once: the zygote is behind
+                if task.bell_ns is not None and monotonic_ns() >= task.bell_ns:
+                    raise
+                await asyncio.sleep(BEHIND_PAUSE_S)
+
+
+async def _wait_for_end(running: RunningCommand, task: CommandTask) -> CommandReport:
+    """Return the report of a supervisor, or what a look for its processes has found if it was killed."""
+    report = await running.ended  # bounded by the alarms of the work
+    if report.lost:
+        looked: asyncio.Future[Survivors] = running.loop.create_future()
+        look = partial(kill_what_lost_its_supervisor, running.supervisor)
+        run_beside(running.loop, look, partial(_set_result, looked))
+        report.survivors = list(await looked)
+        now_ns = monotonic_ns()
+        if task.bell_ns is not None and now_ns >= task.bell_ns:
+            report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
+    return report
+
+
+async def _stop(running: RunningCommand, task: CommandTask, ending: asyncio.Future[CommandReport]) -> None:
+    """Stop a command. One that has not started is called off by the order, and then there is no end to wait for."""
+    running.order(Order.STOP, "cancelled")
+    if not running.supervisor:
+        await asyncio.wait([ending], timeout=CALL_OFF_S)
+    if running.supervisor or running.ended.done():
+        patience = Patience(running.loop, running.supervisor, task.grace_ms, running.give_up)
+        await asyncio.wait([ending])  # bounded by the patience
+        patience.cancel()
+
+
+async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
+    """Finish a bounded clean-up, even if the caller is cancelled meanwhile.
+
+    A repeated cancellation is dropped. A first one is raised by the next await of the caller, or ends its task.
+    """
+    caller, task = asyncio.current_task(), asyncio.ensure_future(waiting)
+    is_first = caller is not None and not caller.cancelling()
+    try:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(task)
+    finally:
+        if caller is not None and is_first and caller.cancelling():
+            caller.uncancel()  # or `asyncio.timeout` would count it twice
+            caller.cancel()
+
+
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Run bounded work in a thread to its end. A cancellation meanwhile is passed on afterwards."""
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await run_shielded(asyncio.wait([working]))
+        raise
+
+
+async def run_in_foreground(
+    task: CommandTask, call: Call, signals: foreground.TerminalSignals, observe: Observe
+) -> CommandReport:
+    """Run the command of `shotclock exec`. This process forks the supervisor, because the command uses its terminal."""
+    signals.forward_others()
+    started = foreground.start(task, signals)
+    if isinstance(started, CommandReport):
+        return started
+    supervisor, control = started
+    running = RunningCommand(control)
+    running.supervisor = supervisor
+
+    def pass_signals_on() -> None:
+        while (order := signals.next_order()) is not None:
+            running.order(*order)
+            if order[0] == Order.KILL:
+                running.loop.call_later(foreground.LAST_WORD_MS / 1000, running.give_up)
+
+    def suspend() -> None:
+        signals.suspend()
+        running.order(Order.CONTINUE)
+
+    running.on_suspended = suspend
+    running.loop.add_reader(signals.fd, pass_signals_on)
+    enter(call)
+    work = CommandWork(running, task, call)
+    call.work = work
+    start_control(call, observe)
+    try:
+        report = await running.ended  # bounded by the alarms of the work
+    finally:
+        leave(call)
+        work.cancel_alarms()
+        running.loop.remove_reader(signals.fd)
+        running.close()
+    return foreground.finish(supervisor, task, signals, None if report.lost else report)
+
+
+LEAVE_LIMIT_S = 0.5  # a process that has not exited this long after its stdin ended is sent TERM
+# The process has answered, so its remaining work is not needed.
+LEAVE_GRACE_MS = 500
+CHUNK = 64 * 1024
+
+
+class InteractiveProcess:
+    """A running process with open stdin and stdout. The caller bounds `read` and `write`. Stdin -1 is /dev/null."""
+
+    def __init__(self, running: RunningCommand, task: CommandTask, stdin: int, stdout: int) -> None:
+        self._running = running
+        self.task = task
+        self._stdin, self._stdout = stdin, stdout
+        self._waits: set[asyncio.Future[None]] = set()
+        self.ended: asyncio.Task[CommandReport] = asyncio.ensure_future(_wait_for_end(running, task))
+        for fd in (stdin, stdout):
+            if fd >= 0:
+                os.set_blocking(fd, False)
+
+    @property
+    def report(self) -> CommandReport | None:
+        if not self.ended.done() or self.ended.cancelled():
+            return None
+        return self.ended.result() if self.ended.exception() is None else CommandReport()
+
+    async def read(self) -> bytes:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(0)  # a process that never stops writing must not occupy the loop
+        while self._stdout >= 0:
+            try:
+                return os.read(self._stdout, CHUNK)
+            except BlockingIOError:
+                await self._until(loop.add_reader, loop.remove_reader, self._stdout)
+            except OSError:
+                break
+        return b""
+
+    async def write(self, data: bytes) -> None:
+        """Write to stdin. Raises BrokenPipeError if the process has closed it."""
+        loop = asyncio.get_running_loop()
+        left = memoryview(data)
+        while left:
+            if self._stdin < 0:
+                raise BrokenPipeError("closed")
+            try:
+                left = left[os.write(self._stdin, left[:CHUNK]) :]
+            except BlockingIOError:
+                await self._until(loop.add_writer, loop.remove_writer, self._stdin)
+            except OSError as error:
+                raise BrokenPipeError(str(error)) from error
+
+    @property
+    def has_stdin(self) -> bool:
+        return self._stdin >= 0
+
+    async def close(self, *, politely: bool) -> None:
+        """End the process, with all it started. Politely: its stdin ends, and it may exit by itself."""
+        self.end_stdin()
+        grace_ms = self.task.grace_ms
+        if politely:
+            await asyncio.wait([self.ended], timeout=LEAVE_LIMIT_S)
+            grace_ms = min(grace_ms, LEAVE_GRACE_MS)
+        if not self.ended.done():
+            await self.stop("closed", grace_ms)
+
+    async def stop(self, why: str, grace_ms: int) -> None:
+        """Stop the process with all it started: TERM, grace, KILL."""
+        self._running.order(Order.GRACE, grace_ms)
+        self._running.order(Order.STOP, why)
+        await asyncio.wait([self.ended], timeout=stop_limit_s(grace_ms))
+        self._running.give_up()
+        await asyncio.wait([self.ended])  # bounded by the look for its processes
+
+    @contextlib.contextmanager
+    def watched(self, on_input_wanted: Callable[[dict[str, object]], None]) -> Iterator[None]:
+        """Hold the limits of the command here as well, in case its supervisor does not, and pass its waits on."""
+        self._running.on_input_wanted = on_input_wanted
+        alarms = self._running.watch(self.task)
+        try:
+            yield
+        finally:
+            for alarm in alarms:
+                alarm.cancel()
+
+    def move_bell(self, bell_ns: int, kill_ns: int) -> None:
+        self._running.order_once_started(Order.BELL, bell_ns, kill_ns)
+
+    def end_stdin(self) -> None:
+        if self._stdin >= 0:
+            asyncio.get_running_loop().remove_writer(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+        self._wake()
+
+    def let_go(self) -> None:
+        self.end_stdin()
+        if self._stdout >= 0:
+            asyncio.get_running_loop().remove_reader(self._stdout)
+            os.close(self._stdout)
+            self._stdout = -1
+        self.ended.cancel()
+        self._running.close()
+        self._wake()
+
+    async def _until(self, add: Callable[..., None], remove: Callable[[int], bool], fd: int) -> None:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waits.add(ready)
+        add(fd, _set_result, ready, None)
+        try:
+            await ready
+        finally:
+            self._waits.discard(ready)
+            if fd in (self._stdin, self._stdout):  # otherwise it was closed, and its number may be reused
+                remove(fd)
+
+    def _wake(self) -> None:
+        for ready in self._waits:
+            _set_result(ready, None)
+
+
+@contextlib.asynccontextmanager
+async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIterator[InteractiveProcess]:
+    """Start a command, and end it with its processes when the context is left: at once after an exception."""
+    try:
+        opened = await _open_once(supervisors, task)
+    except TaskNotSent:  # the zygote was killed with the request; nothing began
+        opened = await _open_once(supervisors, task)
+    supervisors.register(opened._running)
+    try:
+        try:
+            yield opened
+        except BaseException:
+            await _end(opened, politely=False)
+            raise
+        await _end(opened, politely=True)
+    finally:
+        supervisors.running.discard(opened._running)
+        opened.let_go()
+
+
+async def _end(opened: InteractiveProcess, *, politely: bool) -> None:
+    """Wait for the exit. A cancellation kills the process, and still waits for its end."""
+    closing = asyncio.ensure_future(opened.close(politely=politely))
+    try:
+        await asyncio.shield(closing)
+    except asyncio.CancelledError:
+        opened._running.order(Order.KILL, "closed")
+        await run_shielded(asyncio.wait([closing], timeout=stop_limit_s(0)))
+        raise
+
+
+async def _open_once(supervisors: Supervisors, task: CommandTask) -> InteractiveProcess:
+    their_stdin, stdin = os.pipe() if task.stdin else (os.open(os.devnull, os.O_RDONLY), -1)
+    fds = [their_stdin, *([stdin] if task.stdin else [])]
+    try:
+        stdout, their_stdout = os.pipe()
+        fds += (stdout, their_stdout)
+        running = await supervisors.begin(task, [their_stdin, their_stdout])
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    os.close(their_stdin)
+    os.close(their_stdout)
+    return InteractiveProcess(running, task, stdin, stdout)
+
+
+def _set_result(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)

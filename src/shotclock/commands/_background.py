@@ -1,0 +1,251 @@
+"""`exec --detach`, `exec --budget` and `job restart`: the command runs under a job's runner, and this process waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from ..calls.call import Call, Outcome, invalid
+from ..calls.outcomes import failure_outcome
+from ..core.envelope import Envelope, Problem
+from ..core.errors import Ending, Failure
+from ..core.limits import NS_PER_MS, ClockKind, Deadline, Fired, format_duration, nest, parse_duration_ms
+from ..core.value_types import replace
+from ..dispatch.background_command import BackgroundCommand, is_command, read_name
+from ..dispatch.job_client import JobClient
+from ..store.store import Store
+from ..supervise.clock import monotonic_ns
+from ..supervise.command_task import Order
+from ..supervise.foreground import TerminalSignals
+from ..supervise.owner import UnknownOwner
+from ..terminal.output import emit, say_line, write_quietly
+from ..terminal.parser import Mistakes
+from ..terminal.subcommand import admit_call, conclude
+from ._command_job import StartedCommand, assign_owner, start_command
+from ._ready import read_url
+from .background_runner import Asked, Told
+
+LIFETIME_VARIABLE = "SHOTCLOCK_LIFETIME"
+# How long a runner may take to start, and to report after the last of its limits: a machine that swaps exhausts this.
+START_LIMIT_MS = 30_000
+ANSWER_MARGIN_MS = 10_000
+COMMAND = ["shotclock"]
+T = TypeVar("T")
+
+
+def run(options: Mapping[str, Any], call: Call, signals: TerminalSignals) -> Outcome | Envelope:
+    """Run the command of `exec` as a job, with these options. An envelope is the job's own."""
+    spec, mistakes = _read_spec(options, call)
+    if mistakes:
+        return invalid(mistakes)
+    until = _detach_clocks(call, spec.clocks["timeout_ms"])
+    started = None
+    try:
+        with Store.open() as store:
+            if options["detach"]:
+                started = start_command(store, spec, COMMAND)
+                return _wait_until_ready(started, spec, call, signals, until)
+            over_ns = _end_of_budget(spec, call, until)
+            started = start_command(store, spec, COMMAND, over_ns=over_ns, relay=None if spec.captures else [1, 2])
+            return _wait_for_end(started, over_ns, call, signals)
+    except Failure as failure:
+        outcome = failure_outcome(failure)
+        outcome.ending = Ending.NOT_STARTED if started is None else Ending.DETACHED
+        return outcome
+
+
+def _detach_clocks(call: Call, timeout_ms: int) -> Deadline | None:
+    """Give the call the limit of the job, and return until when its caller waits: its deadline bounds only that."""
+    waits = nest(call.started_ns, timeout_ms=0, grace_ms=0, owner=call.name, parent=call.time.parent).bell
+    call.time.parent, call.time.clocks = None, replace(call.clocks, timeout_ms=timeout_ms)
+    call.time.start(call.started_ns, call.name)
+    call.warnings = tuple(note for note in call.warnings if note["code"] != "DEADLINE_INHERITED")
+    return waits
+
+
+def restart_work(job_id: str) -> Callable[[bool], int]:
+    return partial(_restart, job_id)
+
+
+def _restart(job_id: str, as_json: bool) -> int:
+    """Stop a command, if it runs, and start it again as it was started."""
+    signals = TerminalSignals()
+    call = admit_call("job restart", 0, mutates=True)
+    envelope = conclude(call, partial(_start_again, job_id, call, signals))
+    if as_json:
+        return emit(envelope, signals.heard)
+    if envelope.ok:
+        write_quietly(sys.stdout, describe_start(envelope.data))
+    else:
+        say_line(explain(envelope), heard=signals.heard)
+    return envelope.exit_code
+
+
+def _start_again(job_id: str, call: Call, signals: TerminalSignals) -> Outcome | Envelope:
+    with Store.open() as store:
+        client = JobClient(store, COMMAND)
+        job = client.find(job_id)
+        if not is_command(job) or (spec := BackgroundCommand.of(job)).budget_ms is not None:
+            raise Failure("PRECONDITION", f"job {job.id} was not started with `exec --detach`, and is not restarted")
+        try:
+            assign_owner(spec)
+        except UnknownOwner as error:
+            raise Failure("PRECONDITION", f"{spec.label} was not restarted: {error}") from None
+        if asyncio.run(client.cancel(job)).is_active:
+            return Outcome(Ending.NOT_STARTED, Problem("TIMEOUT", f"{spec.label} has not stopped yet; call again"))
+        until = _detach_clocks(call, spec.clocks["timeout_ms"])
+        return _wait_until_ready(start_command(store, spec, COMMAND), spec, call, signals, until)
+
+
+def _read_spec(options: Mapping[str, Any], call: Call) -> tuple[BackgroundCommand, Mistakes]:
+    """Return the command as a job, and the mistakes in its options."""
+    mistakes: Mistakes = []
+
+    def read(name: str, reader: Callable[[str], T], text: str | None) -> T | None:
+        if text is None:
+            return None
+        try:
+            return reader(text)
+        except ValueError as error:
+            mistakes.append({"field": name, "message": str(error)})
+            return None
+
+    clocks = {"grace_ms": call.clocks.grace_ms or 0, "idle_ms": call.clocks.idle_ms or 0}
+    clocks["timeout_ms"] = call.clocks.timeout_ms or 0
+    if options["detach"]:
+        text = os.environ.get(LIFETIME_VARIABLE) or None
+        default_ms = read(LIFETIME_VARIABLE, parse_duration_ms, text) if options["lifetime"] is None else None
+        clocks["timeout_ms"] = options["lifetime"] or default_ms or 0
+    sign = {
+        "port": options["ready_port"],
+        "output": read("ready-output", _read_pattern, options["ready_output"]),
+        "url": read("ready-url", read_url, options["ready_url"]),
+    }
+    is_relayed = options["budget"] is not None and not options["json"]
+    spec = BackgroundCommand(
+        argv=options["command"],
+        cwd=os.path.join(_directory(), options["cwd"]) if options["cwd"] else _directory(),
+        name=read("name", read_name, options["name"]),
+        env=options["env"],
+        clocks=clocks,
+        stop_signal=options["stop_signal"],
+        quiet=options["quiet_env"] is not False,
+        ready={name: value for name, value in sign.items() if value is not None},
+        ready_within_ms=options["ready_within"],
+        owner_choice=options["owner"],
+        budget_ms=options["budget"],
+        captures=options["budget"] is not None and options["json"],
+        output_limit=options["output_limit"],
+        is_one_output=options["detach"] or (is_relayed and os.path.samestat(os.fstat(1), os.fstat(2))),
+        passes_stdin=options["budget"] is not None and not (options["no_stdin"] or os.isatty(0)),
+    )
+    try:
+        assign_owner(spec)
+    except UnknownOwner as error:
+        mistakes.append({"field": "owner", "message": str(error)})
+    return spec, mistakes
+
+
+def _read_pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text[:80]!r} is not a regular expression: {error}") from None
+    return text
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return "/"
+
+
+def _wait_until_ready(
+    started: StartedCommand, spec: BackgroundCommand, call: Call, signals: TerminalSignals, until: Deadline | None
+) -> Outcome | Envelope:
+    """Wait until the command is ready, has ended, or the caller has no more time."""
+    limit_ms = START_LIMIT_MS
+    if spec.sign.is_asked:
+        limit_ms += spec.ready_within_ms + spec.clocks["grace_ms"] + ANSWER_MARGIN_MS
+    until_ns = call.started_ns + limit_ms * NS_PER_MS
+    if until is not None:
+        until_ns = min(until_ns, until.at_ns)
+    told = _wait(started, [Told.READY], until_ns, signals)
+    if told == Told.ENDED and (ended := started.end()) is not None:
+        return ended
+    if told == Told.READY:
+        return Outcome(Ending.DETACHED, data=started.describe())
+    return _incomplete(started, call, f"{spec.label} is not ready yet")
+
+
+def _end_of_budget(spec: BackgroundCommand, call: Call, until: Deadline | None) -> int:
+    """Return when the caller stops waiting: after its budget, and before its own deadline."""
+    over_ns = call.started_ns + (spec.budget_ms or 0) * NS_PER_MS
+    return over_ns if until is None else min(over_ns, until.at_ns)
+
+
+def _wait_for_end(started: StartedCommand, over_ns: int, call: Call, signals: TerminalSignals) -> Outcome | Envelope:
+    """Wait for the end of the command until the budget is used up."""
+    told = _wait(started, [Told.OVER], over_ns + ANSWER_MARGIN_MS * NS_PER_MS, signals)
+    if told == Told.ENDED and (ended := started.end()) is not None:
+        return ended if ended.code == "JOB_LOST" else started.forget(ended)
+    budget_ms = max(0, over_ns - call.started_ns) // NS_PER_MS
+    return _incomplete(started, call, f"still running after {format_duration(budget_ms)}")
+
+
+def _wait(started: StartedCommand, wanted: list[str], until_ns: int, signals: TerminalSignals) -> str | None:
+    """Return what the runner reports. A signal that stops us stops the command; then its end is waited for."""
+    while True:
+        told = started.wait(wanted, until_ns, signals.fd)
+        while (order := signals.next_order()) is not None:
+            if order[0] == Order.SUSPEND:
+                signals.suspend()
+            elif order[0] in (Order.STOP, Order.KILL):
+                started.ask(Asked.STOP if order[0] == Order.STOP else Asked.KILL, order[1])
+                wanted = []
+                until_ns = monotonic_ns() + (started.grace_ms + ANSWER_MARGIN_MS) * NS_PER_MS
+        if told is not None or monotonic_ns() >= until_ns:
+            return told
+
+
+def _incomplete(started: StartedCommand, call: Call, what: str) -> Outcome:
+    data = started.describe()
+    message = f"{what}; it continues as job {started.job.id}, wait for it with `{data['continue_command']}`"
+    if data["terminal"]:  # meanwhile, and its output was not read in time
+        message = f"it has ended after the budget; `{data['continue_command']}` has its result"
+    elapsed_ms = (monotonic_ns() - call.started_ns) // NS_PER_MS
+    fired = Fired(ClockKind.BUDGET, "caller", elapsed_ms, elapsed_ms)
+    shown = ("job_id", "name", "progress", "continue_command", "cancel_command", "logs_command", "log")
+    data = {"state": "running", **{name: data[name] for name in shown}}
+    return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data, budget_ms=elapsed_ms)
+
+
+def explain(envelope: Envelope) -> str:
+    """Return why a command in the background is not there, with the end of its log."""
+    error = envelope.error or {}
+    hint = "" if envelope.code == "INCOMPLETE" or error.get("errors") else str(error["suggestion"])
+    context = error.get("context")
+    line = f"shotclock: {envelope.code}: {error['message']}"
+    if isinstance(context, dict) and "log_tail" in context:
+        log = str(context["log_tail"]).rstrip("\n")
+        return f"{line}. The end of its log:\n{log}" if log else f"{line}. It has written nothing"
+    return f"{line}. {hint[:1].upper()}{hint[1:]}" if hint else line
+
+
+def describe_start(data: object) -> str:
+    """Return one line about a command that was started."""
+    shown = data if isinstance(data, dict) else {}
+    name = str(shown["name"] or shown["job_id"])
+    state = "has started" if shown["ready_sign"] is None else "is ready"
+    owner = ", no owner" if shown["owner_process"] is None else ""
+    return (
+        f"{shown['command']} {state}: job {shown['job_id']}, pid {shown['pid']}{owner}; "
+        f"logs: {shlex.join([*COMMAND, 'job', 'logs', name])}; stop: {shlex.join([*COMMAND, 'job', 'stop', name])}\n"
+    )

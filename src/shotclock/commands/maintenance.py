@@ -1,0 +1,278 @@
+"""`shotclock errors`, `doctor`, `prune` and `token`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..calls.call import Outcome
+from ..core.envelope import Envelope, Problem, warning
+from ..core.errors import Ending, Failure, error_entries, warning_entries
+from ..core.limits import WallTime
+from ..core.value_types import as_dict, replace
+from ..people.access import Access, Principal, Role
+from ..people.person_wait import refusal_outcome
+from ..store.audit import Token
+from ..store.home import state_home
+from ..store.store import Store, move_aside, parse_count, parse_size, prune, read_retention
+from ..supervise.clock import wall_time
+from ..supervise.kernel import is_alive
+from ..terminal.output import ask_person, is_terminal, say_line, write_quietly
+from ..terminal.parser import CommandTable, Subcommand, argument, duration, flag, option
+from ..terminal.subcommand import JSON, ChildWork, looks, show_drawn, timeout_option
+from .doctor import Findings, examine
+
+if TYPE_CHECKING:
+    from ..ui.daemon import DeviceFindings
+
+
+def _look_up(code: str | None) -> Outcome:
+    errors, warnings = {entry.code: entry for entry in error_entries()}, warning_entries()
+    if code is not None:
+        wanted = code.upper().replace("-", "_")
+        if wanted not in errors and wanted not in warnings:
+            close = difflib.get_close_matches(wanted, [*errors, *warnings], n=1)
+            hint = f"did you mean {close[0]}?" if close else None
+            message = f"there is no error or warning {code!r}"
+            return Outcome(Ending.FINISHED, Problem("UNKNOWN_CODE", message, suggestion=hint))
+        errors = {wanted: errors[wanted]} if wanted in errors else {}
+        warnings = {wanted: warnings[wanted]} if wanted in warnings else {}
+    data: dict[str, object] = {
+        "errors": [{**as_dict(entry), "side_effects": entry.side_effects.value} for entry in errors.values()],
+        "warnings": [{"code": name, "summary": summary} for name, summary in warnings.items()],
+    }
+    return Outcome(Ending.FINISHED, data=data)
+
+
+def _run_doctor(about: str | None, sweep: bool, trace: str | None, timeout: int) -> ChildWork:
+    if sweep and is_terminal(sys.stdin) and is_terminal(sys.stderr):
+        whose = f"of trace {trace}" if trace else "of all your work on this machine, also of other projects and stores"
+        if (ask_person(f"Kill the leftovers {whose}? [y/N] ") or "").strip().lower() not in ("y", "yes"):
+            hint = "answer y to kill them; without --sweep they are only listed"
+            raise Failure("PERSON_REQUIRED", "nothing was stopped: the answer was not yes", suggestion=hint)
+    return ChildWork("doctor", lambda: _examine(about, sweep, trace), timeout, mutates=sweep, show=show_drawn)
+
+
+def _examine(about: str | None, sweep: bool, trace: str | None) -> Outcome:
+    findings: Findings | DeviceFindings
+    if about == "ui":
+        import asyncio
+
+        from ..ui.daemon import examine_devices
+
+        findings = asyncio.run(examine_devices())
+    else:
+        findings = examine(sweep=sweep, trace_id=trace)
+    problem = None
+    if findings.failed:
+        message = "; ".join(f"{check.name}: {check.detail}" for check in findings.failed)
+        problem = Problem("MACHINE_UNFIT", message)
+    return Outcome(Ending.FINISHED, problem, findings.as_data())
+
+
+def _run_prune(
+    older_than: int | None, keep: int | None, max_size: int | None, dry_run: bool, reset: bool, timeout: int
+) -> ChildWork:
+    ended_ms = None if older_than is None else max(1, older_than)
+    ages = {"runs_ms": ended_ms, "proposals_ms": ended_ms, "calls_ms": ended_ms}
+    limits = {**ages, "runs": keep, "runs_bytes": max_size}
+    changes = {name: limit for name, limit in limits.items() if limit is not None}
+    if reset:
+        return ChildWork("prune", reset_store, timeout, mutates=True, show=show_drawn)
+    return ChildWork(
+        "prune", lambda: prune_store(changes, dry_run=dry_run), timeout, mutates=not dry_run, show=show_drawn
+    )
+
+
+def prune_store(changes: dict[str, int], *, dry_run: bool) -> Outcome:
+    from ..dispatch.job_client import JobClient  # imports asyncio
+
+    retention = replace(read_retention(os.environ), **changes)
+    with Store.open() as store:
+        before = _size(store.path)
+        pruned = prune(store, retention, wall_time(), is_alive, dry_run=dry_run)
+        shrunk = True
+        if not dry_run:
+            JobClient(store, ["shotclock"]).forget_old()
+            shrunk = store.shrink()
+        after = _size(store.path)
+    data: dict[str, object] = {
+        "dry_run": dry_run,
+        "deleted": pruned.as_data(),
+        "keeps": as_dict(retention),
+        "file": str(store.path),
+        "file_bytes_before": before,
+        "file_bytes": after,
+    }
+    notes = () if shrunk else (warning("STORE_NOT_SHRUNK"),)
+    return Outcome(Ending.FINISHED, data=data, warnings=notes)
+
+
+def reset_store() -> Outcome:
+    """Move the store aside, so that the next command starts a new one."""
+    moved_to = move_aside(state_home(os.environ), wall_time(), is_alive)
+    return Outcome(Ending.FINISHED, data={"moved_to": str(moved_to)})
+
+
+def _size(path: Path) -> int:
+    return sum(os.path.getsize(name) for name in (path, f"{path}-wal") if os.path.exists(name))
+
+
+def _run_create(name: str, role: str, ttl: int | None) -> ChildWork:
+    def body(access: Access, now: WallTime) -> dict[str, object]:
+        issued = access.issue(name, Role(role), Principal.local(), now, ttl_ms=ttl)
+        return {"token": issued.text, **_describe_token(issued.token, now)}
+
+    return _token_work("create", body)
+
+
+def _run_list() -> ChildWork:
+    return _token_work(
+        "list", lambda access, now: {"tokens": [_describe_token(token, now) for token in access.tokens()]}
+    )
+
+
+def _run_revoke(name: str) -> ChildWork:
+    def body(access: Access, now: WallTime) -> dict[str, object]:
+        ended = {token.id for token in access.revoke(name, Principal.local(), now)}
+        if not ended:
+            raise Failure("TOKEN_NOT_FOUND", f"there is no token {name!r} to revoke")
+        return {"revoked": [_describe_token(token, now) for token in access.tokens() if token.id in ended]}
+
+    return _token_work("revoke", body)
+
+
+def _token_work(verb: str, body: Callable[[Access, WallTime], dict[str, object]]) -> ChildWork:
+    def perform() -> Outcome:
+        with Store.open() as store:
+            return Outcome(Ending.FINISHED, data=body(Access(store), wall_time()))
+
+    show = _show_token if verb == "create" else show_drawn
+    return ChildWork(f"token {verb}", perform, mutates=verb != "list", show=show, on_failure=refusal_outcome)
+
+
+def _describe_token(token: Token, now: WallTime) -> dict[str, object]:
+    status = "active" if token.is_active(now) else "expired" if token.revoked_at is None else "revoked"
+    return {
+        "id": token.id,
+        "name": token.name,
+        "role": token.role,
+        "status": status,
+        "created_at": token.created_at.iso(),
+        "expires_at": None if token.expires_at is None else token.expires_at.iso(),
+        "revoked_at": None if token.revoked_at is None else token.revoked_at.iso(),
+    }
+
+
+def _show_token(envelope: Envelope) -> None:
+    data: Any = envelope.data
+    if envelope.ok:
+        # Alone on stdout, so that a script can capture it.
+        write_quietly(sys.stdout, f"{data['token']}\n")
+        say_line(f"this is the only time it is shown; {data['name']} is {data['role']}, token {data['id']}")
+
+
+COMMANDS: dict[str, Subcommand | CommandTable] = {
+    "errors": Subcommand(
+        "errors",
+        options=(argument("code", "Show only this code, as in `shotclock errors TIMEOUT`."), JSON, timeout_option()),
+        run=looks("errors", _look_up),
+    ),
+    "doctor": Subcommand(
+        "doctor",
+        options=(
+            argument("about", "ui: check the devices of `shotclock ui` instead of the machine.", choices=("ui",)),
+            flag(
+                "--sweep",
+                "Kill the leftovers of all your work on this machine, also of other projects and stores, and remove "
+                "empty cgroups. Asks on a terminal. Look at the list first.",
+                excludes=("about",),
+            ),
+            option(
+                "--trace",
+                "ID",
+                "List only leftovers of this trace (meta.trace_id of an envelope).",
+                excludes=("about",),
+            ),
+            JSON,
+            timeout_option(),
+        ),
+        run=_run_doctor,
+    ),
+    "prune": Subcommand(
+        "prune",
+        options=(
+            duration(
+                "--older-than",
+                "Delete runs, proposals and logged calls that ended this long ago (7d, 12h; 0: all that have ended), "
+                "instead of 30d, for proposals 90d.",
+            ),
+            option("--keep", "N", "Keep at most this many ended runs, the newest, instead of 1000.", read=parse_count),
+            option(
+                "--max-size",
+                "SIZE",
+                "Keep at most this much of ended runs (500kB, 20MB), instead of 1GB.",
+                read=parse_size,
+            ),
+            flag("--dry-run", "Show what would be deleted, and delete nothing."),
+            flag(
+                "--reset",
+                "Move the whole store aside and start a new one. Refused while work runs.",
+                excludes=("--older-than", "--keep", "--max-size", "--dry-run"),
+            ),
+            JSON,
+            timeout_option("5m"),
+        ),
+        run=_run_prune,
+        description="Delete runs, proposals, jobs and logged calls that ended long ago. Those that run, are parked or "
+        "wait are kept.",
+    ),
+    "token": CommandTable(
+        "shotclock token",
+        "Access to the inbox over the network: agents propose, operators decide.",
+        (
+            Subcommand(
+                "create",
+                "Create a token and print it once: only its hash is stored.",
+                (
+                    argument(
+                        "name",
+                        "The name on its proposals and decisions: 1 to 64 letters, digits or ._@+-.",
+                        missing="missing NAME of the agent or operator",
+                    ),
+                    option(
+                        "--role",
+                        "ROLE",
+                        "agent (proposes) or operator (decides).",
+                        choices=("agent", "operator"),
+                        missing="missing --role: agent or operator",
+                    ),
+                    duration("--ttl", "The token expires after this time (30d, 12h; without it, never)."),
+                    JSON,
+                ),
+                _run_create,
+                usage="--role agent|operator NAME [--ttl D]",
+            ),
+            Subcommand("list", "List all tokens, the oldest first, also revoked and expired ones.", (JSON,), _run_list),
+            Subcommand(
+                "revoke",
+                "Revoke a token for good.",
+                (
+                    argument(
+                        "name",
+                        "The name or the id of the token.",
+                        missing="missing NAME or id; see `shotclock token list`",
+                    ),
+                    JSON,
+                ),
+                _run_revoke,
+                usage="NAME|ID",
+            ),
+        ),
+        "verb",
+    ),
+}

