@@ -26,7 +26,7 @@ from shotclock.supervise.environment import AGENT_MARKS
 from shotclock.supervise.leftovers import MARK, Watch
 from tests.warm import WarmStart, be_ready, end_zygotes, spawn_warm, spawning_cold, starting_warm, zygote_pids
 
-pytest_plugins = ["tests.asking_again"]
+pytest_plugins = ["tests.asking_again", "tests.command_line"]
 
 SPEC = Path(__file__).parent / "spec"
 
@@ -103,8 +103,8 @@ FIRST = (
     ("tests/temporal/",),
     ("tests/docs/",),
     ("tests/ui/",),
-    ("tests/server/",),
-    ("tests/providers/test_mcp.py", "tests/cli/test_run_view.py", "tests/inbox/", "tests/dispatch/"),
+    ("tests/apps/server/",),
+    ("tests/flows/steps/test_mcp.py", "tests/flows/test_run_view.py", "tests/people/", "tests/dispatch/"),
 )
 
 

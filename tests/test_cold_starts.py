@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from mcp import Client, StdioServerParameters
 
-from tests.server.client import ENDED_WITHIN_S, envelope_in, run, url_said_by
+from tests.apps.server.client import ENDED_WITHIN_S, envelope_in, run, url_said_by
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 

@@ -23,7 +23,7 @@ environment in /proc; a test that looks at those, or at what is imported, must s
 
 An import that only works where something else was imported before is no longer noticed by a test that starts warm.
 test_cold_starts.py starts a command of each surface cold; so do all of tests/docs (howto/temporal.md for what is on
-Temporal), tests/process and the demo.
+Temporal), tests/supervise and the demo.
 """
 
 import fcntl

@@ -11,8 +11,8 @@ import pytest
 
 from shotclock.people.access import Role
 from shotclock.ui._browser import find_chromium
+from tests.apps.web.serving import Served, serving
 from tests.conformance.published_servers import FOLDER
-from tests.server.web.serving import Served, serving
 from tools import site
 
 playwright = pytest.importorskip("playwright.sync_api")

@@ -1,5 +1,5 @@
-"""Jobs, keys and limits are tested through real App programs, as tests/app does: the same fixtures."""
+"""Jobs, keys and limits are tested through real App programs, as tests/apps/app does: the same fixtures."""
 
-from tests.app.conftest import home, tool
+from tests.apps.app.conftest import home, tool
 
 __all__ = ["home", "tool"]

@@ -20,7 +20,7 @@ from shotclock.core.proposal import Kind, Policy, ProposalRequest, ProposalStatu
 from shotclock.store._database import CLOCK_SLACK_MS
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store
-from tests.app.conftest import Home, lines_of, wait_for
+from tests.apps.app.conftest import Home, lines_of, wait_for
 from tests.store.work import NOW, all_alive, appears, holder
 from tests.wall_clock import HOUR_MS, WallClock
 

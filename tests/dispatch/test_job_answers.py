@@ -28,7 +28,7 @@ from shotclock.store.jobs import STARTING_LIMIT_MS, Checkpoints, Job, JobState
 from shotclock.store.store import Store
 from shotclock.supervise.clock import wall_time
 from shotclock.supervise.kernel import is_alive, this_process
-from tests.app.conftest import Home, Tool, lines_of, wait_for, warning_codes
+from tests.apps.app.conftest import Home, Tool, lines_of, wait_for, warning_codes
 from tests.store.work import all_alive, new_job
 
 pytestmark = pytest.mark.usefixtures("no_survivors")

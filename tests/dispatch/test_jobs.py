@@ -19,7 +19,7 @@ from shotclock.dispatch.job_client import JobClient
 from shotclock.store.jobs import RETENTION_MS
 from shotclock.store.store import Store
 from shotclock.supervise.clock import wall_time
-from tests.app.conftest import Home, fields_of, lines_of, uses_the_store, wait_for
+from tests.apps.app.conftest import Home, fields_of, lines_of, uses_the_store, wait_for
 from tests.conftest import SPEC
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]

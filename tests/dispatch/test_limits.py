@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.conftest import Home, lines_of, uses_the_store, wait_for, warning_codes
+from tests.apps.app.conftest import Home, lines_of, uses_the_store, wait_for, warning_codes
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.conftest import Home, lines_of, wait_for, warning_codes
+from tests.apps.app.conftest import Home, lines_of, wait_for, warning_codes
 from tests.store.locked import LONG_S, held
 from tests.wall_clock import HOUR_MS, WallClock
 

@@ -18,7 +18,7 @@ import pytest
 
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
-from tests.inbox.work import AGENT, ANN, APPROVE, operation
+from tests.people.work import AGENT, ANN, APPROVE, operation
 from tests.store.locked import held
 from tests.wrap.client import wrapped
 

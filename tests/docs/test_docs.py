@@ -5,7 +5,7 @@
 - `python`: run as a program. If its first line is `# name.py` it is saved under that name for the blocks below it.
 - `json`: must parse; an envelope must keep the contract.
 - `yaml`: a workflow. Like a `text`, it is saved if its first line is `# name.yaml` or `// name.json`.
-- `text`: a drawing, or a generated page (tests/cli). `diff`: two files that tests compare (tests/examples).
+- `text`: a drawing, or a generated page. `diff`: two files that tests compare (tests/examples).
 
 In shown output `…` stands for anything: alone on a line for any lines, else for the rest of the word or line.
 Durations, ids, times and pids are taken out on both sides. The ports of a page, and the lengths of the sleeps that it

@@ -19,7 +19,7 @@ from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.people.access import Principal
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
-from tests.providers.model_servers import CallTool, model_server
+from tests.flows.steps.model_servers import CallTool, model_server
 
 from .conftest import EXAMPLES, FLOWS, SHOTCLOCK, Result
 

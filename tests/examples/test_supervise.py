@@ -21,8 +21,8 @@ from shotclock.core.proposal import Decision, Kind, Proposal, ProposalStatus
 from shotclock.people.access import Principal, Role
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
-from tests.server import client as mcp
-from tests.server.client import envelope_in
+from tests.apps.server import client as mcp
+from tests.apps.server.client import envelope_in
 
 from .conftest import EXAMPLES
 

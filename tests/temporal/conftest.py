@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.web.conftest import browser, opened  # noqa: F401 fixtures, for the page of a server before an engine
+from tests.apps.web.conftest import browser, opened  # noqa: F401 fixtures, for the page of a server before an engine
 from tests.warm import WarmStart
 
 WITHIN_S = 60.0  # what a start or a short run may take on a machine that is busy with other tests

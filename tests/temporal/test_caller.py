@@ -20,8 +20,8 @@ from temporalio.testing import ActivityEnvironment
 from shotclock.temporal._messages import RUN_WORKFLOW, VERSION
 from shotclock.temporal._step_activity import Activities
 from shotclock.temporal.connection import connect, read_address
-from tests.cli.test_inbox import Terminal, editor
-from tests.providers.servers import Connection, Server
+from tests.apps.test_inbox import Terminal, editor
+from tests.flows.steps.servers import Connection, Server
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Proxy, Runs, steps_of, wait_until
 
 pytestmark = pytest.mark.slow

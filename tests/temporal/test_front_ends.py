@@ -18,7 +18,7 @@ from shotclock.store.store import Store
 from shotclock.temporal._engine import TemporalEngine
 from shotclock.temporal.connection import read_address
 from shotclock.temporal.front_end import FrontEnd
-from tests.server.web.serving import Served
+from tests.apps.web.serving import Served
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, free_port, steps_of, wait_until
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,7 @@ class FrontEnds:
     def __init__(self, folder: Path, url: str, stack: ExitStack) -> None:
         self.servers: list[Served] = []
         self.operators: list[str] = []
-        for number, words in enumerate((("inbox", "serve"), ("serve", "tests.server.web.shop:app"))):
+        for number, words in enumerate((("inbox", "serve"), ("serve", "tests.apps.web.shop:app"))):
             home = folder / f"front{number}"
             home.mkdir()
             served = Served(home, home / "log", words=words, options=("--on", url, "--require-token"))

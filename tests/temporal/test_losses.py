@@ -22,8 +22,8 @@ from temporalio.api.workflowservice.v1 import PauseActivityRequest
 
 from shotclock.temporal._messages import STEP_ACTIVITY
 from shotclock.temporal.connection import connect, read_address
+from tests.flows.steps.servers import Connection, Server
 from tests.processes import is_running
-from tests.providers.servers import Connection, Server
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, steps_of, wait_until
 from tests.temporal.test_replay import fetch, replay
 

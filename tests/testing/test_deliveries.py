@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.cli.conftest import SHOTCLOCK
+from tests.command_line import SHOTCLOCK
 from tests.testing.conftest import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]

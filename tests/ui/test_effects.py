@@ -24,7 +24,7 @@ from shotclock.core.errors import Ending, Failure, SideEffects
 from shotclock.ui.client import RESULT_MARGIN_MS
 from shotclock.ui.daemon import judge_result
 from shotclock.ui.payload import read_execution
-from tests.server.client import MODERN, connected, envelope_in
+from tests.apps.server.client import MODERN, connected, envelope_in
 
 from .conftest import act, execution
 from .pages import Session, session_in

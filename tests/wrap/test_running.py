@@ -24,8 +24,8 @@ from shotclock.supervise.kernel import this_process
 from shotclock.wrap._call_log import MOST_WAITING, CallLog
 from shotclock.wrap._limits import CallLimits
 from shotclock.wrap._requests import EndedRequest, OpenRequest
-from tests.server.web.conftest import PHONE, browser, opened, shoot
-from tests.server.web.serving import Served, serving
+from tests.apps.web.conftest import PHONE, browser, opened, shoot
+from tests.apps.web.serving import Served, serving
 from tests.wrap.client import wrapped
 
 __all__ = ["browser", "opened"]  # fixtures

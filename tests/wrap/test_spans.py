@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shotclock.wrap._call_spans import FLUSH_LIMIT_S
-from tests.runtime.telemetry.conftest import SPAN_ID, TRACE_ID, TRACEPARENT, Collector, collector
+from tests.calls.telemetry.conftest import SPAN_ID, TRACE_ID, TRACEPARENT, Collector, collector
 from tests.wrap.client import SERVER, failure, wrapped
 
 __all__ = ["collector"]  # a fixture

@@ -80,7 +80,7 @@ def wait_for_call(client: RawClient, tool: str) -> None:
 
 def adapter_of(client: RawClient) -> psutil.Process:
     below = psutil.Process(client.process.pid).children(recursive=True)
-    return next(each for each in below if "wrap.remote.adapter" in " ".join(each.cmdline()))
+    return next(each for each in below if "wrap.remote._adapter" in " ".join(each.cmdline()))
 
 
 # --- a server that behaves -----------------------------------------------------------------------------------------
