@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import pytest
 from jsonschema import Draft7Validator
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
-from shotclock.people.access import Principal, Role
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.warm import WarmStart, own_terminal

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.limits import WallTime
-from shotclock.people.access import Access, Principal, Role
+from shotclock.people.access import Access
 from shotclock.store.store import Store
 from shotclock.supervise.clock import wall_ns
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.people.access import Role
+from shotclock.calls.principal import Role
 from shotclock.ui._browser import find_chromium
 from tests.apps.web.serving import Served, serving
 from tests.conformance.published_servers import FOLDER

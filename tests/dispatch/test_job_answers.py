@@ -13,6 +13,7 @@ import pytest
 from shotclock import App, Context
 from shotclock.calls.call import CallRequest, Outcome, admit
 from shotclock.calls.preloaded_zygote import Program
+from shotclock.calls.stdin import Stdin
 from shotclock.core.catalogue import Catalogue
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
@@ -21,7 +22,7 @@ from shotclock.core.trace import TraceContext
 from shotclock.core.value_types import replace
 from shotclock.dispatch import job_client
 from shotclock.dispatch.admission import ConcurrencyLimits
-from shotclock.dispatch.invocation import Invocation, Stdin
+from shotclock.dispatch.invocation import Invocation
 from shotclock.dispatch.job_client import JobClient
 from shotclock.store.home import StoreBusy
 from shotclock.store.jobs import STARTING_LIMIT_MS, Checkpoints, Job, JobState

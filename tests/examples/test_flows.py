@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.principal import Principal
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.people.access import Principal
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.flows.steps.model_servers import CallTool, model_server

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from mcp import Client
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.proposal import Decision, Kind, Proposal, ProposalStatus
-from shotclock.people.access import Principal, Role
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.apps.server import client as mcp

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shotclock.calls.principal import Principal
 from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.flows.file.loader import load_file
 from shotclock.flows.report.history import Advice, History, Measured, advise, find_near_limits, read_history
 from shotclock.flows.run.state import Status, StepState
-from shotclock.people.access import Principal
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 

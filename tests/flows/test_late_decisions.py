@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.errors import Failure
 from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus
 from shotclock.core.value_types import replace
 from shotclock.flows.file.loader import load_text
 from shotclock.flows.run import runs as run
-from shotclock.people.access import Principal, Role
 from shotclock.people.inbox import Inbox
 from shotclock.people.person_wait import run_of
 from shotclock.people.proposal_json import whole

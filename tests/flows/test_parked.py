@@ -12,12 +12,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from shotclock.calls.principal import Principal
 from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.core.value_types import replace
 from shotclock.flows.file.loader import load_text
 from shotclock.flows.run import runs as run
-from shotclock.people.access import Principal
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from shotclock.supervise.kernel import this_process

@@ -15,8 +15,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from shotclock.calls.principal import Principal
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
-from shotclock.people.access import Principal
 from shotclock.people.inbox import Inbox
 from shotclock.people.person_wait import outcome_of, run_of
 from shotclock.people.proposal_json import summary

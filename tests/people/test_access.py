@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.errors import Failure
 from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Kind, Proposal, ProposalRequest, ProposalStatus
 from shotclock.core.value_types import replace
-from shotclock.people.access import Access, Principal, Role
+from shotclock.people.access import Access
 from shotclock.store.store import Store
 from tests.people.work import AGENT, ANN
 

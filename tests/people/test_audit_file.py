@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from shotclock.calls.principal import Role
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import ProposalStatus
 from shotclock.people import audit_file
-from shotclock.people.access import Access, Role
+from shotclock.people.access import Access
 from shotclock.people.audit_file import AuditFile
 from shotclock.store.home import StoreUnusable
 from shotclock.store.proposals import NewProposal

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shotclock import App
 from shotclock.calls.call import Call, CallRequest, admit
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.proposal import Decision, Kind, ProposalRequest, ProposalStatus
-from shotclock.people.access import Principal, Role
 from shotclock.people.approval import Approvals
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.principal import Principal
 from shotclock.core.proposal import Confirmation, Decision, Proposal, ProposalStatus
-from shotclock.people.access import Principal
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 

@@ -18,8 +18,9 @@ import httpx2
 import pytest
 from mcp import Client
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.proposal import ProposalStatus
-from shotclock.people.access import Access, Principal, Role
+from shotclock.people.access import Access
 from shotclock.people.audit_file import AuditFile
 from shotclock.store.store import Store
 from tests.apps.server.client import envelope_in

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import UNCONFIRMED, Decision, ProposalStatus
-from shotclock.people.access import Principal, Role
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from shotclock.temporal._engine import TemporalEngine

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.principal import Principal
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.flows.file.schema import WorkflowFile
 from shotclock.flows.run.engine import EmbeddedEngine, Engine, RunOrder
 from shotclock.flows.run.runs import RunCaller, RunRequest
 from shotclock.flows.run.state import Status
-from shotclock.people.access import Principal
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from shotclock.temporal._engine import TemporalEngine

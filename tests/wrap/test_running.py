@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from shotclock.apps.web._wrapped_calls import describe_calls
+from shotclock.calls.principal import Role
 from shotclock.core.limits import ProcessIdentity, WallTime
 from shotclock.core.value_types import replace
-from shotclock.people.access import Role
 from shotclock.store.store import Retention, Store, prune
 from shotclock.store.wrapped_calls import CallFilter, CallsNow, OpenCall
 from shotclock.supervise.kernel import this_process

@@ -13,11 +13,12 @@ import signal
 import sys
 from typing import Any
 
+from ..calls.principal import Principal, Role
 from ..core.errors import Failure
 from ..core.limits import format_duration
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus
 from ..core.visible_text import one_line
-from ..people.access import Principal, Role, make_id
+from ..people.access import make_id
 from ..people.inbox import Inbox
 from ..people.person_wait import SECONDS_VARIABLE, VARIABLE, CallWait, ask_and_wait, read_response_budget_ms
 from ..people.proposal_checks import TITLE_LIMIT

@@ -22,6 +22,7 @@ from ..calls.call import CallRequest, Outcome, Tool, tool_of
 from ..calls.outcomes import outcome_of_error
 from ..calls.preloaded_zygote import Preloaded, Program
 from ..calls.runtime import Runtime
+from ..calls.stdin import Stdin
 from ..core.catalogue import Catalogue, CommandSpec, SecretParameter, hyphenate
 from ..core.content_blocks import blocks_of, describe_block
 from ..core.envelope import Envelope, Problem, stop_problem
@@ -31,7 +32,6 @@ from ..core.proposal import refusal
 from ..core.value_types import replace
 from ..core.visible_text import visible
 from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.invocation import Stdin
 from ..supervise.clock import monotonic_ns, process_began_ns
 from ..supervise.foreground import fill_standard_descriptors
 from ..terminal.output import (

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..calls.call import Call, Outcome, no_time_left
+from ..calls.principal import Principal, Role
 from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
 from ..core.limits import parse_duration_ms
 from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Kind, Proposal, ProposalStatus, must_be_open
 from ..core.proposal import may_decide as must_be_decider
 from ..core.value_types import replace, value
-from ..people.access import Principal, Role
 from ..people.audit_file import AuditFile, AuditProblem
 from ..people.editing import difference, edit_proposal
 from ..people.person_wait import LastUse, refusal_outcome

@@ -12,13 +12,13 @@ from typing import Any
 
 from ..calls.call import Call, Outcome
 from ..calls.outcomes import outcome_of_error
+from ..calls.principal import Principal, Role
 from ..core.envelope import Problem, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.limits import format_duration
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile, Summary
 from ..core.value_types import replace
 from ..dispatch.job_client import JobClient
-from ..people.access import Principal, Role
 from ..people.editing import read_text
 from ..people.inbox import Inbox, Reminder
 from ..people.person_wait import (

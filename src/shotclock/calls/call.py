@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from ..core.catalogue import Catalogue, Operation
     from ..core.overtime import Overtime
     from ..core.visible_text import Redaction
-    from ..dispatch.invocation import Stdin
-    from ..people.access import Principal
-    from ..people.person_wait import RunWait
     from ..worker.context import Answerer, Caller, OnLog, Progress
     from .control import CallControl
+    from .principal import Principal
+    from .run_wait import RunWait
+    from .stdin import Stdin
 
 DEFAULT_CLOCKS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
 

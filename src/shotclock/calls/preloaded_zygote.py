@@ -17,7 +17,8 @@ from typing import NamedTuple
 from ..core.catalogue import Handler, HandlerReference
 from ..supervise import ipc
 from ..supervise.clock import monotonic_ns
-from ..supervise.zygote import PRELOADED, become_zygote_of
+from ..supervise.zygote import PRELOADED
+from ..worker.preloading import become_zygote_of
 from ..worker.running_call import MAIN_ALIAS
 
 # How long a fresh zygote may take to read its list of imports. One is forked in milliseconds.

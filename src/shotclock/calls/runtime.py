@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ..core.catalogue import Operation, hyphenate
 from ..core.envelope import Envelope, Problem, warning
@@ -52,8 +52,6 @@ from .supervised_commands import CommandWork, InteractiveProcess, OnOutput, open
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ..dispatch.admission import ConcurrencyLimits
-    from ..people.approval import Approvals
     from .control_channel import ControlChannel
 
 # With this many abandoned calls, inline calls are refused.
@@ -62,6 +60,21 @@ Observer = Callable[[Envelope], object]
 # How long a check of the machine is valid: thousands of calls need not each repeat it.
 FITNESS_NS = 50_000_000
 SUMMARY_VARIABLE = "SHOTCLOCK_SUMMARY"
+
+
+class Approver(Protocol):
+    """Asks a person before guarded calls: `people.approval.Approvals`."""
+
+    def guards(self, name: str) -> bool: ...
+    async def approve(self, call: Call) -> Outcome | None: ...
+    def record(self, proposal_id: str, envelope: Envelope) -> None: ...
+
+
+class Places(Protocol):
+    """Limits how many guarded calls run at the same time: `dispatch.admission.ConcurrencyLimits`."""
+
+    def guards(self, name: str) -> bool: ...
+    async def enter(self, call: Call) -> Callable[[], None] | Outcome: ...
 
 
 class Runtime:
@@ -113,8 +126,8 @@ class Runtime:
         self._executor = Executor(self._children, self.counts, self.observe)
         self._home: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self.limits: ConcurrencyLimits | None = None
-        self.approvals: Approvals | None = None
+        self.limits: Places | None = None
+        self.approvals: Approver | None = None
         self.tool = OURSELVES
         """An app's dispatcher puts the app here."""
         self._fit_until_ns = 0

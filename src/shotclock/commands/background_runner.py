@@ -20,16 +20,16 @@ from pathlib import Path
 from ..calls.call import Call, Outcome, admit, answer
 from ..calls.commands import assign, judge
 from ..calls.outcomes import outcome_of_error
-from ..core.envelope import Envelope, Problem
+from ..core.envelope import Problem
 from ..core.limits import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.value_types import replace
-from ..dispatch.background_command import BackgroundCommand
+from ..dispatch.background_command import BackgroundCommand, record_end
 from ..dispatch.job_log import Logbook, read_tail
-from ..store.home import ATTEMPT_MS, StoreError
+from ..store.home import ATTEMPT_MS
 from ..store.jobs import Job
 from ..store.store import Store
 from ..supervise import foreground, ipc, kernel
-from ..supervise.clock import monotonic_ns, pause, wall_time
+from ..supervise.clock import monotonic_ns, wall_time
 from ..supervise.command_task import (
     PIPE_ROOM,
     RELAY_HELD,
@@ -59,8 +59,6 @@ BEAT_MS = 5_000
 SEND_LIMIT_S = 1.0
 # How long a caller may take to give its descriptors to a command that has ended.
 RELAY_LIMIT_MS = 30_000
-# How long the end of a job waits for a store that cannot be written to. After that it is lost.
-STORE_LIMIT_MS = 600_000
 LOG_TAIL = 4_000
 _CHUNK = 65536
 JOB_FIELDS = ("job_id", "name", "log")  # added to the data of a command
@@ -116,19 +114,6 @@ def _run(store: Store, job: Job, channel: ipc.Socket) -> None:
     envelope.meta["job_id"] = job.id
     record_end(store, job, envelope, run.is_store_gone)
     run.tell(Told.ENDED)
-
-
-def record_end(store: Store, job: Job, envelope: Envelope, is_store_gone: Callable[[], bool]) -> bool:
-    """Record the end of a job once the store can be written to. Return whether this was its latest attempt."""
-    until_ns = monotonic_ns() + STORE_LIMIT_MS * NS_PER_MS
-    while not is_store_gone():
-        try:
-            return store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
-        except StoreError:  # it is locked by another process, or the disk is full
-            if monotonic_ns() >= until_ns:
-                raise
-            pause(LOOK_MS / 1000)
-    return False
 
 
 class CommandRun:

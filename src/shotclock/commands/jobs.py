@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..calls.call import OURSELVES, Call, Outcome, Tool
 from ..calls.control_channel import ask
+from ..calls.principal import Principal
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.limits import NS_PER_MS, ClockKind, Fired, format_duration
@@ -23,7 +24,6 @@ from ..dispatch.background_command import is_command
 from ..dispatch.job_client import JobClient
 from ..flows.run.engine import EmbeddedEngine, Engine, RunOrder, send_order
 from ..flows.run.state import Status
-from ..people.access import Principal
 from ..people.person_wait import refusal_outcome
 from ..store.jobs import Job
 from ..store.store import Store

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..calls.call import Outcome
+from ..calls.principal import Principal, Role
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending, Failure, error_entries, warning_entries
 from ..core.limits import WallTime
 from ..core.value_types import as_dict, replace
-from ..people.access import Access, Principal, Role
+from ..people.access import Access
 from ..people.person_wait import refusal_outcome
 from ..store.audit import Token
 from ..store.home import state_home

@@ -24,7 +24,6 @@ from ..calls.control_channel import runs as running_runs
 from ..calls.outcomes import outcome_of_error
 from ..calls.preloaded_zygote import Program
 from ..calls.runtime import Runtime
-from ..commands.background_runner import record_end
 from ..core.catalogue import Catalogue
 from ..core.envelope import Envelope, Problem, Warning_, shorten
 from ..core.errors import Ending, Failure
@@ -43,6 +42,7 @@ from ..supervise.runners import runners_folder, withdraw
 from ..worker.client_forms import check_capabilities
 from ..worker.context import ASK_CLIENT, ASK_LIMIT_MS, URL_COMPLETED, Caller, check_question
 from .admission import ConcurrencyLimits
+from .background_command import record_end
 from .dispatcher import ArgumentChecks, CommandListener
 from .invocation import InvocationCheckpoint
 from .job_client import answer_for_job, limit_ms

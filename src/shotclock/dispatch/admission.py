@@ -16,6 +16,7 @@ from functools import partial
 
 from ..calls.call import Call, Outcome
 from ..calls.outcomes import timeout_problem
+from ..calls.stdin import Stdin
 from ..calls.supervised_commands import run_in_thread
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.envelope import Envelope, Problem, stop_problem, warning
@@ -28,7 +29,6 @@ from ..store.jobs import RETENTION_MS
 from ..store.store import Store
 from ..supervise.clock import monotonic_ns, wall_time
 from ..supervise.kernel import is_alive, this_process
-from .invocation import Stdin
 
 # Between two tries to get a place, or two looks at the first call with a key.
 FIRST_PAUSE_S = 0.01

@@ -1,14 +1,22 @@
-"""A command that runs as a job, as the store holds it: `exec --detach` and `exec --budget`."""
+"""A command that runs as a job, as the store holds it: `exec --detach` and `exec --budget`; and the end of any job."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from ..core.limits import ProcessIdentity, WallTime
+from ..core.envelope import Envelope
+from ..core.limits import NS_PER_MS, ProcessIdentity, WallTime
 from ..core.value_types import as_dict, field, record, value
+from ..store.home import StoreError
 from ..store.jobs import Job
+from ..store.store import Store
+from ..supervise.clock import monotonic_ns, pause, wall_time
 from ..supervise.kernel import is_alive, this_process
 
+# How long the end of a job waits for a store that cannot be written to. After that it is lost.
+STORE_LIMIT_MS = 600_000
+STORE_LOOK_S = 0.25
 APP = "exec"
 NAME_RULE = "letters, digits, - _ and . only, 64 at most, a letter or a digit first"
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}", re.ASCII)
@@ -141,3 +149,16 @@ def describe_command(job: Job, now: WallTime) -> dict[str, object]:
         "lifetime_left_ms": None if ends_at is None or not job.is_active else max(0, ends_at - now),
         "owner_process": None if spec.owner is None else {"pid": spec.owner["pid"], "command": spec.owner_command},
     }
+
+
+def record_end(store: Store, job: Job, envelope: Envelope, is_store_gone: Callable[[], bool]) -> bool:
+    """Record the end of a job once the store can be written to. Return whether this was its latest attempt."""
+    until_ns = monotonic_ns() + STORE_LIMIT_MS * NS_PER_MS
+    while not is_store_gone():
+        try:
+            return store.jobs.finish(job.id, envelope.to_dict(), wall_time(), attempt=job.attempt)
+        except StoreError:  # it is locked by another process, or the disk is full
+            if monotonic_ns() >= until_ns:
+                raise
+            pause(STORE_LOOK_S)
+    return False

@@ -32,10 +32,10 @@ from ..worker.context import Answerer, CallListener, OnLog, Progress
 from .invocation import Invocation, InvocationCheckpoint
 
 if TYPE_CHECKING:
+    from ..calls.run_wait import StepSurroundings
     from ..core.visible_text import Redaction
     from ..people.approval import Approvals
     from ..people.inbox import Inbox
-    from ..people.person_wait import StepSurroundings
     from ..store.jobs import Job
     from ..store.store import Store
     from .job_client import JobClient

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..calls.call import Tool
 from ..calls.preloaded_zygote import Program
 from ..calls.runtime import Runtime
+from ..calls.stdin import Stdin
 from ..core.arguments import NotSerializable, to_jsonable
 from ..core.catalogue import Catalogue, CommandSpec, HandlerReference, Operation
 from ..core.envelope import Envelope, Warning_, warning
@@ -38,14 +39,6 @@ CHECKPOINT_LIMIT = 16_000_000
 # How long the program may take to be imported: the heaviest libraries on a cold disk.
 IMPORT_LIMIT_MS = 60_000
 TRACEBACK_SHOWN = 8000
-
-
-@value
-class Stdin:
-    """Input from stdin, spooled to a file that the caller removes."""
-
-    path: str
-    digest: str
 
 
 @value

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calls.call import Call, Outcome, Tool, admit, answer
+from ..calls.principal import Principal, Role
 from ..core.catalogue import semantic_version
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem, warning
 from ..core.errors import Ending, Failure, SideEffects
@@ -22,7 +23,6 @@ from ..core.limits import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTim
 from ..core.proposal import Proposal, ProposalStatus
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
 from ..core.value_types import replace
-from ..people.access import Principal, Role
 from ..people.inbox import Inbox
 from ..people.person_wait import outcome_of
 from ..store.home import ATTEMPT_MS, StoreError, create_private_file

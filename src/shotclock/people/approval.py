@@ -23,6 +23,8 @@ from functools import partial
 from typing import Any
 
 from ..calls.call import Call, CallRequest, Outcome, invalid
+from ..calls.principal import Principal
+from ..calls.run_wait import StepSurroundings
 from ..core.arguments import Conversions, json_arguments
 from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
 from ..core.envelope import Envelope
@@ -43,13 +45,11 @@ from ..core.proposal import (
 from ..core.value_types import replace
 from ..core.visible_text import HIDDEN
 from ..supervise.clock import monotonic_ns
-from .access import Principal
 from .inbox import EDITED, HIDDEN_VALUES, Inbox, hide_secrets, restore_hidden
 from .person_wait import (
     CALL_AGAIN,
     NOT_BOUND,
     CallWait,
-    StepSurroundings,
     action_changed,
     ask_and_wait,
     read_response_budget_ms,

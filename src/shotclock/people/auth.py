@@ -42,17 +42,17 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request, cookie
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..apps.server.standard_streams import Allowance
 from ..calls.call import Call, Effects, Outcome, Tool, admit, answer
 from ..calls.outcomes import outcome_of_error, timeout_problem
+from ..calls.principal import ANONYMOUS, Principal, Role
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure, error_entry
 from ..core.limits import Clocks, WallTime
 from ..core.value_types import value
 from ..store.home import load_private_key, make_private_directory
 from ..store.store import Store
-from ..supervise.clock import monotonic_ns, wall_time
-from .access import ANONYMOUS, TOKEN_PREFIX, Access, Principal, Role
+from ..supervise.clock import TokenBucket, monotonic_ns, wall_time
+from .access import TOKEN_PREFIX, Access
 from .addresses import Site
 from .authorisation import METADATA_PATH
 from .person_wait import refusal_outcome
@@ -332,12 +332,12 @@ class AuthMiddleware:
         return f"shotclock-inbox-{self.site.port}"
 
 
-def _allowances(rate: tuple[int, float]) -> Callable[[str], Allowance]:
+def _allowances(rate: tuple[int, float]) -> Callable[[str], TokenBucket]:
     """Return the allowance of each principal or address, as long as it is remembered."""
-    return lru_cache(MOST_REMEMBERED)(lambda who: Allowance(*rate))
+    return lru_cache(MOST_REMEMBERED)(lambda who: TokenBucket(*rate))
 
 
-def _count(allowance: Allowance) -> None:
+def _count(allowance: TokenBucket) -> None:
     if wait_ms := allowance.take():
         raise Refused("RATE_LIMITED", "too many requests: try again in a moment", retry_after_ms=wait_ms)
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from ..calls.principal import Principal
 from ..calls.supervised_commands import run_shielded
 from ..core.envelope import shorten
 from ..core.errors import Failure
@@ -46,7 +47,7 @@ from ..store.store import Store, prune_in_passing
 from ..supervise.clock import monotonic_ns, wall_time
 from ..supervise.kernel import is_alive, this_process
 from ._watcher import Watcher
-from .access import Principal, make_id
+from .access import make_id
 from .announcer import Announcer
 from .audit_file import AuditFile, AuditProblem
 from .person_wait import LastUse, read_inbox_limits

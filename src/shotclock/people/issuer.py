@@ -24,10 +24,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ..calls.principal import Principal, Role
 from ..core.errors import Failure
 from ..net.http import Names, Transport
 from ..supervise.clock import monotonic_ns
-from .access import Principal, Role
 from .authorisation import METADATA_PATH, Authorisation, is_on_loopback, url_problem
 
 FETCH_WITHIN_S = 5.0  # for metadata and keys together, lookup and TLS included

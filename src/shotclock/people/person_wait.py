@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ..calls.call import Call, Outcome
 from ..calls.outcomes import failure_outcome
+from ..calls.run_wait import RunWait
 from ..core.envelope import Problem
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import (
@@ -41,7 +41,7 @@ from ..supervise.clock import monotonic_ns, wall_time
 from ..supervise.kernel import is_alive
 
 if TYPE_CHECKING:
-    from .access import Principal
+    from ..calls.principal import Principal
     from .inbox import Inbox
 
 RESPONSE_BUDGET_MS = 30_000
@@ -122,31 +122,6 @@ class CallWait:
     @property
     def waited_ms(self) -> int:
         return (monotonic_ns() - self.started_ns) // NS_PER_MS
-
-
-@value
-class StepSurroundings:
-    """Parts of a step of a run that decide its calls, beside their arguments."""
-
-    describe: Callable[[Inbox], Awaitable[Mapping[str, Any]]]
-    """Returns them as a person is shown them."""
-    redact: Callable[[str], str]
-    """Removes the secrets that the run knows from a text."""
-
-
-@value
-class RunWait:
-    """Wait of a step of a run for a person: as long as the run has time, unless the run is parked meanwhile."""
-
-    key: str | None
-    """Finds the proposal again, also from a process that resumes the run."""
-    run_began_at: WallTime | None
-    """An older proposal under the key belongs to another run."""
-    waits: Callable[[str, Proposal], AbstractContextManager[Any]]
-    """Entered while a person is waited for."""
-    bounded: Callable[[], Call]
-    """Returns the call that bounds the wait."""
-    step: StepSurroundings | None = None
 
 
 @value

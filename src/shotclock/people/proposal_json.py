@@ -12,6 +12,7 @@ import stat
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from ..calls.principal import Principal, Role
 from ..core.errors import Failure
 from ..core.json_values import to_json
 from ..core.limits import DurationError, parse_duration_ms
@@ -29,7 +30,6 @@ from ..core.proposal import (
 )
 from ..core.value_types import fields_of, replace
 from ..core.visible_text import visible
-from .access import Principal, Role
 from .person_wait import LastUse, run_of
 from .proposal_checks import FILE_LIMIT
 

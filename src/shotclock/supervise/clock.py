@@ -29,3 +29,27 @@ def timestamp(at_ns: int) -> str:
 
 def wall_time() -> WallTime:
     return WallTime.of_ns(wall_ns())
+
+
+class TokenBucket:
+    """A rate limit: `at_once` units in a burst, then `per_second` more."""
+
+    def __init__(self, at_once: int, per_second: float) -> None:
+        self.at_once = at_once
+        self._per_second = per_second
+        self._left = float(at_once)
+        self._at_ns = monotonic_ns()
+
+    @property
+    def left(self) -> float:
+        now_ns = monotonic_ns()
+        self._left = min(self.at_once, self._left + (now_ns - self._at_ns) * self._per_second / 10**9)
+        self._at_ns = now_ns
+        return self._left
+
+    def take(self, count: int = 1) -> int:
+        """Take units. Returns 0, or the milliseconds until there are enough."""
+        if (missing := count - self.left) > 0:
+            return int(missing / self._per_second * 1000) + 1
+        self._left -= count
+        return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..core.trace import TraceContext
 from ..core.value_types import value
@@ -12,9 +12,16 @@ from ..core.value_types import value
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any
+    from typing import Any, Protocol
 
-    from ..calls.telemetry import Recorder
+    class Recorder(Protocol):
+        """`calls.telemetry.Recorder`, as the modules below it see it."""
+
+        def tell(self, ended: Callable[[], Span]) -> None: ...
+        def call_ended(self, call: Any, outcome: Any, now_ns: int, wall_ns: int) -> None: ...
+        def hand_over(self) -> None: ...
+        def finish(self) -> str | None: ...
+
 
 Attribute = str | int | bool
 

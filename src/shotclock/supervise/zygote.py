@@ -22,9 +22,7 @@ import select
 import signal
 import socket
 import sys
-import types
-import warnings
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import ipc, kernel
 from .clock import pause
@@ -141,10 +139,10 @@ def main(fd: int) -> None:
     os.closerange(3, fd)
     os.closerange(fd + 1, fd + 256)
     kernel.name_process(ZYGOTE_NAME)
-    _serve_forks(socket.socket(fileno=fd))
+    serve_forks(socket.socket(fileno=fd))
 
 
-def _serve_forks(requests: socket.socket) -> NoReturn:
+def serve_forks(requests: socket.socket) -> NoReturn:
     forked: set[int] = set()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)  # the runtime handles Ctrl-C
@@ -343,10 +341,9 @@ def _supervise_worker(supervisor: Supervisor, control: socket.socket, fds: list[
     calls = socket.socket(fileno=calls_fd)
 
     def serve() -> None:
-        from ..worker.main import serve_calls
 
         control.close()
-        serve_calls(calls, DeadlineTimer(bell_fd), memory, tokens)
+        _program("shotclock.worker.main").serve_calls(calls, DeadlineTimer(bell_fd), memory, tokens)
 
     def release() -> None:
         calls.close()
@@ -369,77 +366,10 @@ def _is_called_off(control: socket.socket) -> bool:
 def _become_preloaded(requests: socket.socket, control: socket.socket) -> None:
     control.close()
     kernel.name_process(ZYGOTE_NAME)
-    _prepare(*ipc.receive_one(requests))
-    _serve_forks(requests)
+    _program("shotclock.worker.preloading").prepare(*ipc.receive_one(requests))
+    serve_forks(requests)
 
 
-def become_zygote_of(requests: socket.socket) -> NoReturn:
-    """Become a zygote in a fork of the program itself, with everything imported."""
-    from ..worker import main as worker_main
-    from ..worker import running_call
-
-    worker_main.inside_worker = True
-    sys.modules[running_call.MAIN_ALIAS] = sys.modules["__main__"]
-    kernel.name_process(ZYGOTE_NAME)
-    kernel.replace_by_null(0)
-    # Only the program's answer goes to stdout, not the output of functions.
-    os.dup2(2, 1)
-    fd = os.dup(requests.fileno())
-    os.closerange(3, fd)
-    os.closerange(fd + 1, fd + 256)
-    worker_main.prepare_forks(serves_many=False)
-    _serve_forks(socket.socket(fileno=fd))
-
-
-def _prepare(
-    _: str,
-    path: list[str],
-    modules: list[str],
-    handlers: list[tuple[str, str]],
-    main_module: str | None,
-    main_file: str | None,
-    environment: dict[str, str],
-) -> None:
-    """Import the modules of the workers. The call that needs a failing import reports it."""
-    os.environ.clear()
-    os.environ.update(environment)
-
-    from ..worker import main as worker_main
-    from ..worker import running_call
-
-    # Imports of users may start threads; Python would warn at each fork.
-    warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
-    sys.path[:] = path
-    worker_main.inside_worker = True
-    from ..core.arguments import signature_of, to_jsonable
-
-    for name in modules:
-        with contextlib.suppress(BaseException):  # a program may exit when it is imported
-            importlib.import_module(name)
-    try:
-        _import_main(main_module, main_file, running_call.MAIN_ALIAS)
-    except BaseException as error:
-        running_call.main_import_error = f"{type(error).__name__}: {error}"
-    for module, name in handlers:
-        with contextlib.suppress(BaseException):  # a function that makes an App may exit as well
-            signature_of(running_call.find(module, name))
-    if "pydantic" in sys.modules:
-        # Late imports happen here once, not in the first call of each worker; a program without pydantic need not wait.
-        signature_of(_prepare).build_model()
-        to_jsonable(b"")
-    worker_main.prepare_forks()
-
-
-def _import_main(main_module: str | None, main_file: str | None, name: str) -> None:
-    """Import the main program under another name, so that its functions can be found."""
-    import runpy
-
-    if main_module is None and main_file is None:
-        return
-    module = types.ModuleType(name)
-    if main_module is not None:
-        namespace = runpy.run_module(main_module, run_name=name, alter_sys=True)
-    else:
-        namespace = runpy.run_path(str(main_file), run_name=name)
-    module.__dict__.update(namespace)
-    sys.modules["__main__"] = sys.modules[name] = module
+def _program(name: str) -> Any:
+    """Import the program of a forked child, by name: it is above this package."""
+    return importlib.import_module(name)

@@ -31,6 +31,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..calls.call import Outcome, admit, answer, inherited_deadline
 from ..calls.outcomes import failure_outcome
+from ..calls.principal import Principal
 from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
@@ -45,7 +46,6 @@ from ..flows.run.notices import warn_of_temporal
 from ..flows.run.runs import RunCaller, RunRequest, read_envelope, run_exists
 from ..flows.run.state import JsonObject, Status, StepState, commands_for, count_steps, park_outcome
 from ..flows.steps.provider import STEP_TYPES
-from ..people.access import Principal
 from ..people.proposal_checks import check_decision
 from ..store.proposals import export_proposal, read_exported
 from ..store.runs import StepRecord, StoredRun

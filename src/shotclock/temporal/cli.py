@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..calls.call import Outcome
+from ..calls.principal import Principal
 from ..calls.runtime import Runtime
 from ..core.errors import Ending, Failure
 from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal
 from ..flows.run.engine import EmbeddedEngine, Engine
-from ..people.access import Principal
 from ..store.audit import Entry
 from ..store.store import Store
 from ..supervise.zygote import start_zygote_early, stop_early_zygote

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError
 
+from ..calls.principal import Principal
 from ..core.errors import Failure
 from ..core.proposal import Confirmation, Decision, Proposal, ProposalStatus, must_be_open
 from ..core.value_types import value
 from ..flows.run.engine import RunOrder
 from ..flows.run.state import JsonObject, Status
-from ..people.access import Principal
 from ..people.audit_file import AuditFile
 from ..store.proposals import export_proposal
 from ..store.runs import StepRecord, StoredRun

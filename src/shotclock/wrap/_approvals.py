@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from ..calls.principal import ANONYMOUS
 from ..core.errors import Failure
 from ..core.limits import format_duration
 from ..core.proposal import ActionOutcome, Kind, Policy, Proposal, ProposalRequest, Runner, canonical, refusal
 from ..core.value_types import entity, replace, value
-from ..people.access import ANONYMOUS, make_id
+from ..people.access import make_id
 from ..people.announcer import Announcer
 from ..people.audit_file import AuditFile
 from ..people.person_wait import NOT_BOUND, describe_proposal, read_inbox_limits

@@ -21,11 +21,11 @@ from mcp import Client
 from shotclock import App
 from shotclock.apps.server._tools import form_for
 from shotclock.calls.call import Call, CallRequest, Outcome, admit
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.catalogue import Catalogue
 from shotclock.core.limits import WallTime
 from shotclock.core.proposal import Decision, Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile
 from shotclock.core.value_types import replace
-from shotclock.people.access import Principal, Role
 from shotclock.people.approval import Approvals
 from shotclock.people.inbox import Inbox
 from shotclock.people.person_wait import NOT_BOUND

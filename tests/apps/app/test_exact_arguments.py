@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
-from shotclock.people.access import Principal, Role
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.apps.app.programs import exact

@@ -15,8 +15,9 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.limits import WallTime
-from shotclock.people.access import Access, Principal, Role
+from shotclock.people.access import Access
 from shotclock.store.store import Store
 from tests.apps.server import client as mcp
 from tests.apps.server.client import envelope_in

@@ -14,8 +14,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import Implementation
 
 from shotclock import testing
+from shotclock.calls.principal import Role
 from shotclock.core.envelope import ENVELOPE_KEY
-from shotclock.people.access import Role
 from tests.apps.app.programs.callers import app
 from tests.apps.server.client import LEGACY, MODERN, connected, envelope_in, envelope_of, http_server, run
 from tests.apps.web.issuing import issuing

@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.limits import WallTime
-from shotclock.people.access import Access, Principal, Role
+from shotclock.people.access import Access
 from shotclock.store.store import Store
 from tests.apps.server.client import ADVERSARIES, ENDED_WITHIN_S, ROOT, STARTED_WITHIN_S, envelope_on_wire
 from tests.calls.bounds import eventually

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from mcp import Client
 
-from shotclock.people.access import Access, Principal, Role
+from shotclock.calls.principal import Principal, Role
+from shotclock.people.access import Access
 from shotclock.store.store import Store
 from shotclock.supervise.clock import wall_time
 from tests.apps.server.client import MODERN, NO_ANSWER_S, connected, envelope_in, envelope_of, http_server, run

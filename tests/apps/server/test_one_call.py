@@ -13,8 +13,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from shotclock import Clocks, Runtime
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.proposal import Decision, ProposalStatus
-from shotclock.people.access import Principal, Role
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.apps.server.client import MODERN, NO_ANSWER_S, ROOT, envelope_of, run

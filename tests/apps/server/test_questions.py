@@ -16,8 +16,9 @@ from mcp_types import ElicitResult
 
 from shotclock import testing
 from shotclock.apps.server import _paused_calls as paused_calls
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.limits import WallTime
-from shotclock.people.access import Access, Principal, Role
+from shotclock.people.access import Access
 from shotclock.store.store import Store
 from tests.apps.app.conftest import Home, home
 from tests.apps.app.programs.asking import app

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shotclock.apps.web.routes import Operators
+from shotclock.calls.principal import Principal
 from shotclock.core.proposal import Kind, ProposalRequest, ProposalStatus
-from shotclock.people.access import Principal
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.apps.server.client import MODERN, TRANSPORTS, connected, envelope_in, http_server, run

@@ -17,9 +17,10 @@ from mcp import Client, StdioServerParameters
 from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
 from mcp_types import CallToolResult, Request, RequestParams, Result
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.envelope import ENVELOPE_KEY
 from shotclock.core.limits import WallTime
-from shotclock.people.access import Access, Principal, Role
+from shotclock.people.access import Access
 from shotclock.store.store import Store
 from tests.apps.app.conftest import Home, home
 from tests.apps.server.client import MODERN, NO_ANSWER_S, ROOT, command, http_server, run

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.principal import Role
 from shotclock.core.proposal import Kind, ProposalRequest
-from shotclock.people.access import Role
 from shotclock.people.auth import API_RATE, BODY_LIMIT, SMALL_BODY_LIMIT
 from shotclock.store.proposals import NewProposal
 from shotclock.store.store import Store

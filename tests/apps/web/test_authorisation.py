@@ -13,7 +13,7 @@ from mcp.client.auth import OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientMetadata
 
-from shotclock.people.access import Role
+from shotclock.calls.principal import Role
 from tests.apps.server.client import envelope_in
 from tests.apps.web.issuing import TestIssuer, issuing
 from tests.apps.web.serving import ANSWER_WITHIN_S, Served, serving

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shotclock.apps.web import routes
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.proposal import Kind, ProposalRequest
-from shotclock.people.access import Principal, Role
 from shotclock.people.auth import IS_STILL, PRINCIPAL
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store

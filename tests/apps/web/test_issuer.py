@@ -14,11 +14,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.calls.runtime import Runtime
 from shotclock.core.errors import Failure
 from shotclock.net.http import Names
 from shotclock.people import issuer as issuer_module
-from shotclock.people.access import Principal, Role
 from shotclock.people.authorisation import Authorisation, read_authorisation
 from shotclock.people.issuer import Issuer, metadata_urls
 from tests.apps.web.issuing import LONGEST_HANG_S, RSA_KEY, TestIssuer, issuing

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.people.access import Role
+from shotclock.calls.principal import Role
 from tests.apps.web.serving import ANSWER_WITHIN_S, serving
 from tests.people.notify.servers import web_server
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.principal import Principal, Role
 from shotclock.core.proposal import Kind, ProposalRequest
-from shotclock.people.access import Principal, Role
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.apps.web.conftest import PHONE, WITHIN_MS, shoot

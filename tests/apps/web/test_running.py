@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.people.access import Role
+from shotclock.calls.principal import Role
 from tests.apps.web.conftest import shoot
 from tests.apps.web.serving import Served, serving
 from tests.warm import WarmStart

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from shotclock.calls.preloaded_zygote import Program
+from shotclock.calls.principal import Principal
 from shotclock.calls.runtime import Runtime
 from shotclock.core.limits import Clocks, Deadline
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
@@ -27,7 +28,6 @@ from shotclock.core.trace import TraceContext
 from shotclock.flows.run.step_try import AnsweredTry, try_step
 from shotclock.flows.steps._human import HumanProvider
 from shotclock.flows.steps.provider import StepCall
-from shotclock.people.access import Principal
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from shotclock.supervise.clock import monotonic_ns

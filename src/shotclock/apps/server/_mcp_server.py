@@ -13,10 +13,10 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.subscriptions import PromptsListChanged, ResourcesListChanged, ToolsListChanged
 from mcp_types import ListToolsResult, PaginatedRequestParams, ServerCapabilities, Tool
 
+from ...calls.principal import Role
 from ...core.catalogue import Catalogue
 from ...core.envelope import CONTROLS_EXTENSION
 from ...dispatch.dispatcher import Dispatcher
-from ...people.access import Role
 from ._listing import Context, page_of
 from ._prompts import offer_prompts
 from ._resources import offer_resources

@@ -31,12 +31,12 @@ from mcp_types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from ...calls.principal import Principal
 from ...core.envelope import Envelope
 from ...core.errors import Ending, Failure
 from ...core.limits import format_duration
 from ...dispatch.dispatcher import Dispatcher
 from ...dispatch.job_client import POLL_INTERVAL_MS, SILENT_LIMIT_MS
-from ...people.access import Principal
 from ...store.jobs import RETENTION_MS, Job
 from ...supervise.clock import wall_time
 from ...worker.client_forms import CAPABILITIES

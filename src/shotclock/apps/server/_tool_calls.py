@@ -24,6 +24,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from ...calls.call import Call, CallRequest, Outcome, answer, invalid, new_trace
 from ...calls.outcomes import outcome_of_error
+from ...calls.principal import ANONYMOUS, Principal
 from ...core.catalogue import DEFAULT_BUDGET_MS
 from ...core.envelope import Envelope, Problem, stop_problem, warning
 from ...core.errors import Ending, Failure
@@ -31,7 +32,6 @@ from ...core.limits import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, format
 from ...core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
 from ...core.value_types import record
 from ...dispatch.dispatcher import Dispatcher
-from ...people.access import ANONYMOUS, Principal
 from ...supervise.clock import monotonic_ns
 from ...worker.context import ASK_CLIENT, RESOURCE_UPDATED, Caller, Scope, current_scope
 from ._listing import missing_in, refusal_of

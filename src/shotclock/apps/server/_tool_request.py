@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ...people.access import Principal
+from ...calls.principal import Principal
 from ...worker.context import Caller
 from ._results import REMAINING
 from .client_link import ClientLink

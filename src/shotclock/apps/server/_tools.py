@@ -26,6 +26,7 @@ from mcp_types import ClientCapabilities, ElicitationCapability, Tool, ToolAnnot
 from ...calls.call import Call, CallRequest, Outcome
 from ...calls.control import live_calls
 from ...calls.control_channel import ask_holder, extend, wind_down
+from ...calls.principal import ANONYMOUS, Principal, Role
 from ...core.catalogue import CONFIRMATION, DEFAULT_BUDGET_MS, Catalogue, CommandSpec, JsonSchema
 from ...core.envelope import Envelope, Problem
 from ...core.errors import Ending, Failure
@@ -45,12 +46,11 @@ from ...core.value_types import replace
 from ...core.visible_text import one_line, visible
 from ...dispatch.dispatcher import Dispatcher
 from ...people import person_wait
-from ...people.access import ANONYMOUS, Principal, Role
 from ...people.inbox import Inbox
 from ...people.person_wait import CallWait, Waited
+from ...supervise.clock import TokenBucket
 from ._listing import icons_of
 from ._results import result_schema
-from .standard_streams import Allowance
 
 JOB_TOOL = "job"
 PROPOSE, CHECK, WITHDRAW = "propose", "check-proposal", "withdraw-proposal"
@@ -555,7 +555,7 @@ class ProgressReports:
         self._report = report
         self._highest: float | None = None
         self._unsent: list[tuple[float, float | None, str | None]] = []
-        self._allowance = Allowance(BURST, 1 / INTERVAL_S)
+        self._allowance = TokenBucket(BURST, 1 / INTERVAL_S)
         self._sending: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 

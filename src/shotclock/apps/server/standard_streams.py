@@ -16,7 +16,7 @@ import select
 import sys
 from collections.abc import Callable, Iterator
 
-from ...supervise.clock import monotonic_ns
+from ...supervise.clock import TokenBucket
 from ...supervise.command_task import PIPE_ROOM
 
 READ_SIZE = 64 * 1024
@@ -76,30 +76,6 @@ class PipeWriter:
         self._waits = waits
 
 
-class Allowance:
-    """A number of units at once, and a number more each second."""
-
-    def __init__(self, at_once: int, per_second: float) -> None:
-        self.at_once = at_once
-        self._per_second = per_second
-        self._left = float(at_once)
-        self._at_ns = monotonic_ns()
-
-    @property
-    def left(self) -> float:
-        now_ns = monotonic_ns()
-        self._left = min(self.at_once, self._left + (now_ns - self._at_ns) * self._per_second / 10**9)
-        self._at_ns = now_ns
-        return self._left
-
-    def take(self, count: int = 1) -> int:
-        """Take units. Returns 0, or the milliseconds until there are enough."""
-        if (missing := count - self.left) > 0:
-            return int(missing / self._per_second * 1000) + 1
-        self._left -= count
-        return 0
-
-
 class ServerStderr(io.TextIOBase):
     """The stderr of a server, which never blocks. `dropped` counts the bytes left out."""
 
@@ -107,9 +83,9 @@ class ServerStderr(io.TextIOBase):
         self._fd = fd
         self._writer = PipeWriter(fd)
         # Lines about mistakes of clients, from the server and its libraries; refilled in a quarter of an hour.
-        self._own = Allowance(1024 * 1024, 1024)
-        self._tools = Allowance(16 * 1024 * 1024, 16 * 1024)
-        self._used_up: set[Allowance] = set()  # from the first refusal until half of the allowance is back
+        self._own = TokenBucket(1024 * 1024, 1024)
+        self._tools = TokenBucket(16 * 1024 * 1024, 16 * 1024)
+        self._used_up: set[TokenBucket] = set()  # from the first refusal until half of the allowance is back
         self.dropped: int = 0
 
     @property
@@ -133,7 +109,7 @@ class ServerStderr(io.TextIOBase):
         """Write a line of the server itself. These are few, and not counted."""
         self._write(f"shotclock: {line}\n".encode("utf-8", "backslashreplace"))
 
-    def _write_within(self, allowance: Allowance, content: bytes, why: str) -> None:
+    def _write_within(self, allowance: TokenBucket, content: bytes, why: str) -> None:
         if allowance in self._used_up and allowance.left >= allowance.at_once / 2:
             self._used_up.remove(allowance)
         if allowance not in self._used_up:

@@ -42,12 +42,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ...calls.control import live_calls
 from ...calls.control_channel import ask_holder, extend, find_calls, list_calls, wind_down
+from ...calls.principal import Principal, Role
 from ...core.errors import Failure
 from ...core.limits import ProcessIdentity
 from ...core.proposal import Confirmation, Proposal, ProposalStatus, Summary
 from ...core.value_types import replace
 from ...flows.run.engine import RunOrder
-from ...people.access import Principal, Role
 from ...people.auth import (
     LASTS_MS,
     AuthMiddleware,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...people.access import Principal
+from ...calls.principal import Principal
 from ...store.runs import StoredRun
 from ...store.store import Store
 from ..check.plan import is_per_item, may_run_again

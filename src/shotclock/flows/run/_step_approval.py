@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from ...calls.call import Call, Outcome, admit, answer
+from ...calls.principal import Principal
+from ...calls.run_wait import RunWait
 from ...core.envelope import Problem, Warning_, warning
 from ...core.errors import Ending, Failure
 from ...core.limits import Clocks, Deadline
@@ -27,10 +29,9 @@ from ...core.overtime import ObserverKind
 from ...core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, canonical
 from ...core.validation import ValidationError
 from ...core.visible_text import HIDDEN
-from ...people.access import Principal
 from ...people.approval import NO_SUCH_FILE, NOT_A_FILE, digest_of_file
 from ...people.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden
-from ...people.person_wait import NOT_BOUND, RunWait, action_changed, ask_and_wait, refusal_outcome
+from ...people.person_wait import NOT_BOUND, action_changed, ask_and_wait, refusal_outcome
 from ...people.proposal_checks import TITLE_LIMIT
 from ...worker.context import current_scope
 from ..check.lint import approved_files, digests_of

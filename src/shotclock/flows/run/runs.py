@@ -16,6 +16,7 @@ from ...calls.control import control_of, enter, leave
 from ...calls.control_channel import run_cancels
 from ...calls.control_channel import runs as running_runs
 from ...calls.preloaded_zygote import Program
+from ...calls.principal import Principal
 from ...calls.runtime import Runtime
 from ...calls.supervised_commands import run_in_thread
 from ...core.envelope import Envelope, Problem, Warning_, warning
@@ -26,7 +27,6 @@ from ...core.proposal import result_of
 from ...core.trace import TraceContext
 from ...core.value_types import entity, field, replace, value
 from ...core.visible_text import looks_secret
-from ...people.access import Principal
 from ...people.approval import ask_person
 from ...people.inbox import Inbox
 from ...store.home import ATTEMPT_MS, StoreBusy, StoreError

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...calls.call import Call, CallRequest, Outcome
 from ...calls.outcomes import outcome_of_error, timeout_problem
+from ...calls.run_wait import RunWait, StepSurroundings
 from ...calls.runtime import Runtime
 from ...calls.supervised_commands import run_shielded
 from ...core.envelope import Envelope, Problem
@@ -24,7 +25,6 @@ from ...core.value_types import entity, replace
 from ...dispatch.dispatcher import Dispatcher
 from ...dispatch.invocation import Target, learn, parse_attribute, parse_target
 from ...people.inbox import HIDDEN_VALUES, Inbox, hide_secrets
-from ...people.person_wait import RunWait, StepSurroundings
 from ...supervise.clock import monotonic_ns
 from ...worker.messages import keep_users_code_out
 from ._step_text import StepText

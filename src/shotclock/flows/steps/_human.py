@@ -17,15 +17,16 @@ import anyio
 
 from ...calls.call import Call, Effects, Outcome, no_time_left
 from ...calls.outcomes import outcome_of_error
+from ...calls.principal import Principal
+from ...calls.run_wait import RunWait
 from ...calls.runtime import Runtime
 from ...core.envelope import Problem, Warning_, warning
 from ...core.errors import Ending, Failure
 from ...core.limits import ClockKind, Fired, in_seconds
 from ...core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus
 from ...core.validation import field
-from ...people.access import Principal
 from ...people.inbox import Inbox
-from ...people.person_wait import RunWait, ask_and_wait
+from ...people.person_wait import ask_and_wait
 from ...people.proposal_checks import TEXT_LIMIT, TITLE_LIMIT
 from ...supervise.clock import monotonic_ns, wall_time
 from ...worker.context import current_scope
