@@ -50,7 +50,7 @@ _BY_PROGRAMS = (
     "shotclock.apps.server.serve",
     "shotclock.apps.server._stdio",
     "shotclock.flows.report.report",
-    "shotclock.flows.run.engine",
+    "shotclock.flows.engines",
 )
 # What programs import beside that which speak to Temporal. No others: the SDK is half of all that is imported.
 _BY_PROGRAMS_ON_TEMPORAL = (

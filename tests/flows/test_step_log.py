@@ -11,8 +11,8 @@ import pytest
 from shotclock.core.envelope import Envelope
 from shotclock.core.visible_text import Redaction
 from shotclock.dispatch.job_log import read_log, shrink_log
+from shotclock.flows.engines import EmbeddedEngine
 from shotclock.flows.report.html_report import to_html
-from shotclock.flows.run.engine import EmbeddedEngine
 from shotclock.flows.run.step_log import RunLogs, list_logs, read_records, run_folder
 from shotclock.store.store import Retention, Store, prune
 from shotclock.supervise.clock import wall_time

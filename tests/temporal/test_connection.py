@@ -15,7 +15,8 @@ from typing import Any
 import hpack
 import pytest
 
-from shotclock.temporal.connection import AddressError, parse_address, read_address
+from shotclock.dispatch.engines import AddressError
+from shotclock.temporal.connection import parse_address, read_address
 from tests.certificates import certificate
 from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs
 

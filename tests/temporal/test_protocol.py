@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from shotclock.calls.control_channel import RunOrder
 from shotclock.calls.principal import Principal
 from shotclock.core.errors import Failure
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
+from shotclock.flows.engines import EmbeddedEngine, Engine
 from shotclock.flows.file.schema import WorkflowFile
-from shotclock.flows.run.engine import EmbeddedEngine, Engine, RunOrder
 from shotclock.flows.run.runs import RunCaller, RunRequest
 from shotclock.flows.run.state import Status
 from shotclock.people.inbox import Inbox

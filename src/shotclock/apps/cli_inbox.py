@@ -20,6 +20,7 @@ from ..core.limits import parse_duration_ms
 from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Kind, Proposal, ProposalStatus, must_be_open
 from ..core.proposal import may_decide as must_be_decider
 from ..core.value_types import replace, value
+from ..dispatch.engines import engine_at, engine_options
 from ..people.audit_file import AuditFile, AuditProblem
 from ..people.editing import difference, edit_proposal
 from ..people.person_wait import LastUse, refusal_outcome
@@ -38,12 +39,11 @@ from ..terminal.subcommand import (
     conclude,
     deliver,
     draw_answer,
-    engine_options,
 )
 
 if TYPE_CHECKING:
+    from ..dispatch.engines import Address
     from ..people.inbox import Inbox
-    from ..temporal.connection import Address
 
 VERIFY_TIMEOUT_MS = 600_000  # the verification reads a trail of years, entry by entry
 MOST_LISTED = 10_000
@@ -104,9 +104,8 @@ def _with_inbox(this: InboxCall, work: Callable[[Inbox], Awaitable[Outcome]]) ->
 
     async def perform() -> Outcome:
         if this.on is not None:
-            from ..temporal.cli import EngineInbox
-
-            return await work(cast("Inbox", EngineInbox(this.on)))  # verbs with --on only show and decide
+            opened = engine_at(this.on).open_inbox(this.on)
+            return await work(cast("Inbox", opened))  # verbs with --on only show and decide
         with Store.open() as store:
             inbox = Inbox(store)
             try:
@@ -139,9 +138,7 @@ def _list_here(me: Principal, status: ProposalStatus | None, limit: int) -> list
 def _list_on(on: Address, me: Principal, status: ProposalStatus | None) -> list[dict[str, object]]:
     import asyncio
 
-    from ..temporal.cli import temporal_engine
-
-    found = asyncio.run(temporal_engine(on).find_proposals())
+    found = asyncio.run(engine_at(on).open_runs(on).find_proposals())
     found.sort(key=lambda each: each[1].created_at, reverse=True)
     return [
         {**summary(proposal.summary, me), "run_id": run_id}

@@ -10,9 +10,10 @@ from ..commands.exec import read_byte_count
 from ..core.content_blocks import LONGEST_CONTENT
 from ..core.errors import Failure
 from ..core.value_types import replace
+from ..dispatch.engines import engine_options
 from ..terminal.output import say_line
 from ..terminal.parser import Subcommand, argument, duration, flag, option, positive_duration
-from ..terminal.subcommand import Mistaken, deliver, engine_options, problem_in, run_subcommand, unstarted
+from ..terminal.subcommand import Mistaken, deliver, problem_in, run_subcommand, unstarted
 from .server.serve import Options, options_of, serve_inbox, serve_shell, serve_target
 from .server.shell_jobs import ShellLimits
 

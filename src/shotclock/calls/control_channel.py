@@ -20,6 +20,7 @@ from typing import Any
 
 from ..core.errors import Failure
 from ..core.limits import NS_PER_MS, ProcessIdentity, WallTime
+from ..core.value_types import value
 from ..store.home import state_home
 from ..supervise import kernel, private_socket
 from ..supervise.clock import monotonic_ns, wall_time
@@ -329,3 +330,31 @@ def _remove_stale(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if kernel.start_of(int(pid)) != int(started):
                 os.unlink(folder / name)
+
+
+@value
+class RunOrder:
+    """An order to a running run: more time for it or a step, or to wind down."""
+
+    run_id: str
+    step: str | None
+    who: str
+    by_ms: int | None  # None winds down
+    within_ms: int | None = None
+    reason: str = ""
+
+    def as_request(self) -> dict[str, object]:
+        request: dict[str, object] = {"run": self.run_id, "step": self.step, "who": self.who}
+        if self.by_ms is None:
+            return {**request, "do": "stop", "within_ms": self.within_ms, "reason": self.reason}
+        return {**request, "do": "extend", "by_ms": self.by_ms}
+
+
+def send_order(home: Path, holder: ProcessIdentity, name: str, order: RunOrder) -> dict[str, Any]:
+    """Send an order to the process that has a run or a job."""
+    try:
+        return ask_holder(home, holder, order.as_request())
+    except Failure as failure:
+        if failure.code != "CALL_NOT_FOUND":
+            raise
+        raise Failure("CALL_NOT_FOUND", f"{name} cannot be reached: {failure}") from None

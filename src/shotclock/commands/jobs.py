@@ -14,22 +14,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..calls.call import OURSELVES, Call, Outcome, Tool
-from ..calls.control_channel import ask
+from ..calls.control_channel import RunOrder, ask, send_order
 from ..calls.principal import Principal
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.limits import NS_PER_MS, ClockKind, Fired, format_duration
 from ..core.value_types import replace, value
 from ..dispatch.background_command import is_command
+from ..dispatch.engines import engine_at, engine_options, open_local_runs
 from ..dispatch.job_client import JobClient
-from ..flows.run.engine import EmbeddedEngine, Engine, RunOrder, send_order
-from ..flows.run.state import Status
 from ..people.person_wait import refusal_outcome
 from ..store.jobs import Job
 from ..store.store import Store
 from ..supervise.clock import monotonic_ns
 from ..supervise.environment import OVERTIME_VARIABLE
-from ..temporal.cli import open_engine, temporal_engine
 from ..terminal.output import EarlyEnd, until_stopped, write_quietly
 from ..terminal.parser import CommandTable, Subcommand, argument, duration, flag, option, positive_duration
 from ..terminal.subcommand import (
@@ -39,7 +37,6 @@ from ..terminal.subcommand import (
     admit_call,
     conclude,
     deliver,
-    engine_options,
     read_budget_ms,
     timeout_option,
 )
@@ -47,7 +44,7 @@ from . import _background as background
 from . import job_logs
 
 if TYPE_CHECKING:
-    from ..temporal.connection import Address
+    from ..dispatch.engines import Address, Runs
 
 LONGEST_WAIT_S = 24 * 3600.0  # the observer may be a person
 _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
@@ -146,15 +143,17 @@ def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: An
 
 def _order_work(name: str, order: RunOrder, on: Address | None, scope: JobScope) -> ChildWork:
     def body() -> Outcome:
-        with open_engine(on) as engine:
-            job = _find_job(engine.store, order, scope) if isinstance(engine, EmbeddedEngine) else None
-            if job is None or not isinstance(engine, EmbeddedEngine):
-                return Outcome(Ending.FINISHED, data=asyncio.run(engine.order(order)))
+        if on is not None:
+            return Outcome(Ending.FINISHED, data=asyncio.run(engine_at(on).open_runs(on).order(order)))
+        with Store.open() as store:
+            job = _find_job(store, order, scope)
+            if job is None:
+                return Outcome(Ending.FINISHED, data=asyncio.run(open_local_runs(store).order(order)))
             if order.step is not None:
                 raise Failure("ARG_ERROR", f"--step: {order.run_id} is a job, and only runs have steps")
             if is_command(job):
-                return _order_command(JobClient(engine.store, scope.command), job, order)
-            return Outcome(Ending.FINISHED, data=_order_job(engine.store, job, order))
+                return _order_command(JobClient(store, scope.command), job, order)
+            return Outcome(Ending.FINISHED, data=_order_job(store, job, order))
 
     return ChildWork(name, body, mutates=True, show=_show_order, on_failure=refusal_outcome, tool=scope.tool)
 
@@ -179,7 +178,7 @@ def _order_job(store: Store, job: Job, order: RunOrder) -> dict[str, object]:
     if not job.is_active or job.runner is None:
         state = "has ended" if not job.is_active else "is only being started"
         raise Failure("CALL_NOT_FOUND", f"job {job.id} {state}")
-    return send_order(store, job.runner, f"job {job.id}", replace(order, run_id=job.id))
+    return send_order(store.home, job.runner, f"job {job.id}", replace(order, run_id=job.id))
 
 
 def _show_order(envelope: Envelope) -> None:
@@ -215,16 +214,16 @@ async def _perform(
 ) -> Outcome | Envelope:
     job_id, active_only = str(values.get("job_id")), bool(values.get("active"))
     if on is not None:
-        temporal = temporal_engine(on)
+        remote = engine_at(on).open_runs(on)
         if name == "list":
-            runs = await temporal.list_runs(MOST_RUNS, active_only=active_only)
-            return Outcome(Ending.FINISHED, data={"jobs": [run.as_job(temporal.where) for run in runs]})
+            runs = await remote.list_runs(MOST_RUNS, active_only=active_only)
+            return Outcome(Ending.FINISHED, data={"jobs": [run.as_job(remote.where) for run in runs]})
         try:
-            return await _manage_run(temporal, name, job_id, call, budget_ms)
+            return await _manage_run(remote, name, job_id, call, budget_ms)
         except Failure as failure:
             if failure.code == "RUN_NOT_FOUND":
                 raise
-            return temporal.unknown_outcome(failure, job_id)
+            return remote.unknown_outcome(failure, job_id)
     with Store.open() as store:
         try:
             return await JobClient(store, scope.command).perform(
@@ -232,10 +231,10 @@ async def _perform(
             )
         except Failure as failure:
             await asyncio.to_thread(_must_be_run, scope, store, job_id, failure)
-            return await _manage_run(EmbeddedEngine(store), name, job_id, call, budget_ms)
+            return await _manage_run(open_local_runs(store), name, job_id, call, budget_ms)
 
 
-async def _manage_run(engine: Engine, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
+async def _manage_run(engine: Runs, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
     """Carry out `job status`, `wait` or `cancel` on a run. An envelope is the run's own."""
     notes: tuple[Warning_, ...] = ()
     problem: Problem | None = None
@@ -252,9 +251,9 @@ async def _manage_run(engine: Engine, verb: str, run_id: str, call: Call, budget
     data = run.as_job(engine.where)
     if verb != "wait":
         return Outcome(Ending.FINISHED, problem, data, warnings=notes)
-    data["state"] = "running" if run.status is Status.RUNNING else "paused"
+    data["state"] = "running" if run.is_running else "paused"
     fired = Fired(ClockKind.BUDGET, "caller", waits_ms, (monotonic_ns() - call.started_ns) // NS_PER_MS)
-    message = f"run {run_id} is {run.status.value}; continue it with `{data['continue_command']}`"
+    message = f"run {run_id} is {data['run_status']}; continue it with `{data['continue_command']}`"
     return Outcome(Ending.DETACHED, Problem("INCOMPLETE", message, fired=fired), data)
 
 

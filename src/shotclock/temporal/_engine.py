@@ -30,6 +30,7 @@ from temporalio.exceptions import ApplicationError, TimeoutError, WorkflowAlread
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..calls.call import Outcome, admit, answer, inherited_deadline
+from ..calls.control_channel import RunOrder
 from ..calls.outcomes import failure_outcome
 from ..calls.principal import Principal
 from ..core.envelope import Envelope, Problem, Warning_, warning
@@ -39,9 +40,9 @@ from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal, apply
 from ..core.trace import TraceContext
 from ..core.value_types import replace
 from ..flows.check.lint import identity
+from ..flows.engines import RunSummary
 from ..flows.file.schema import WorkflowFile, check_inputs
 from ..flows.report.report import Report, judge_code, report_of
-from ..flows.run.engine import RunOrder, RunSummary
 from ..flows.run.notices import warn_of_temporal
 from ..flows.run.runs import RunCaller, RunRequest, read_envelope, run_exists
 from ..flows.run.state import JsonObject, Status, StepState, commands_for, count_steps, park_outcome

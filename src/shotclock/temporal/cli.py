@@ -1,73 +1,22 @@
-"""The engines of the command line: this machine, or Temporal with `--on`; `shotclock worker` and `engine`."""
+"""`shotclock worker` and `shotclock engine`."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ..calls.call import Outcome
-from ..calls.principal import Principal
 from ..calls.runtime import Runtime
 from ..core.errors import Ending, Failure
-from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal
-from ..flows.run.engine import EmbeddedEngine, Engine
-from ..store.audit import Entry
-from ..store.store import Store
+from ..dispatch.engines import engine_options
 from ..supervise.zygote import start_zygote_early, stop_early_zygote
 from ..terminal.output import StopListener, raise_on_stop, say_line
 from ..terminal.parser import Subcommand, argument, duration, flag, number_between, option
-from ..terminal.subcommand import JSON, admit_call, conclude, deliver, engine_options
+from ..terminal.subcommand import JSON, admit_call, conclude, deliver
 
 if TYPE_CHECKING:
-    from ._engine import TemporalEngine
     from .connection import Address
-
-
-def temporal_engine(on: Address, queue: str | None = None, heartbeat_ms: int | None = None) -> TemporalEngine:
-    from .connection import require_sdk
-
-    require_sdk()
-    from ._engine import TemporalEngine
-
-    return TemporalEngine(on, queue=queue, heartbeat_ms=heartbeat_ms)
-
-
-@contextlib.contextmanager
-def open_engine(on: Address | None, queue: str | None = None, heartbeat_ms: int | None = None) -> Iterator[Engine]:
-    if on is not None:
-        yield temporal_engine(on, queue, heartbeat_ms)
-    else:
-        with Store.open() as store:
-            yield EmbeddedEngine(store)
-
-
-class EngineInbox:
-    """The open proposals of runs on Temporal: the part of an Inbox that shows and decides them."""
-
-    def __init__(self, on: Address) -> None:
-        self._engine = temporal_engine(on)
-
-    async def _find(self, id: str) -> tuple[str, Proposal]:
-        """Return the run and its proposal. Raises Failure where it is decided or unknown."""
-        if found := await self._engine.find_proposals(id):
-            return found[0]
-        await self._engine.refuse_decided(id)
-        raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id!r}")
-
-    async def get(self, id: str) -> Proposal:
-        return (await self._find(id))[1]
-
-    async def history(self, id: str) -> list[Entry]:
-        return []  # the trail of a proposal is in the stores that handled it
-
-    async def decide(
-        self, id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
-    ) -> Proposal:
-        """Decide a proposal, which counts once its run has accepted it."""
-        run_id, _ = await self._find(id)
-        return await self._engine.decide(run_id, id, decision, by, confirmation)
 
 
 def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Awaitable[str]], as_json: bool) -> int:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import Failure
 from ..core.limits import Clocks
 from ..core.value_types import value
+from ..dispatch.engines import AddressError
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -88,12 +89,6 @@ class Address:
         return shlex.join(["--on", str(self), *self.options])
 
 
-class AddressError(ValueError):
-    def __init__(self, mistakes: list[dict[str, str]]) -> None:
-        super().__init__("; ".join(f"{mistake['field']}: {mistake['message']}" for mistake in mistakes))
-        self.mistakes = mistakes
-
-
 def parse_address(text: str) -> tuple[str, int, str]:
     found = _URL.fullmatch(text)
     if found is None:
@@ -102,6 +97,11 @@ def parse_address(text: str) -> tuple[str, int, str]:
     if not 0 < port < 65536:
         raise ValueError(f"{port} is no port")
     return found["host"], port, found["namespace"] or DEFAULT_NAMESPACE
+
+
+def check_url(text: str) -> Address:
+    """Return the address of a URL, without credentials. Raises ValueError."""
+    return Address(*parse_address(text))
 
 
 def read_address(text: str, environ: Mapping[str, str], options: Mapping[str, object] | None = None) -> Address:

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError
 
+from ..calls.control_channel import RunOrder
 from ..calls.principal import Principal
 from ..core.errors import Failure
 from ..core.proposal import Confirmation, Decision, Proposal, ProposalStatus, must_be_open
 from ..core.value_types import value
-from ..flows.run.engine import RunOrder
 from ..flows.run.state import JsonObject, Status
 from ..people.audit_file import AuditFile
 from ..store.proposals import export_proposal

@@ -46,6 +46,7 @@ class Option:
     key: str = ""
     implied: Any = None  # its value where it is typed without one
     is_outer: bool = False  # goes before the command; behind it, another option has this name
+    settle: Callable[[dict[str, Any]], Mistakes] | None = None  # joins the values of several options into one
 
     @property
     def field(self) -> str:

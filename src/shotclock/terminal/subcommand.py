@@ -57,7 +57,6 @@ from .parser import (
     find_command,
     flag,
     help_width,
-    option,
     read,
     table_help,
 )
@@ -128,7 +127,8 @@ def find_work(name: str, command: Subcommand, line: ParsedLine) -> ChildWork | C
     """Call the body, which returns the work to do. Adds its mistakes to the line's."""
     values = line.values
     values.pop("json", None)
-    line.mistakes += settle_engine(values)
+    for each in command.options:
+        line.mistakes += each.settle(values) if each.settle is not None else []
     is_missing = any(each.missing and values[each.key] is None for each in command.options)
     has_unknown = any(mistake["field"].startswith("-") for mistake in line.mistakes)
     if command.run is None or is_missing or has_unknown:
@@ -176,56 +176,6 @@ def read_budget_ms(budget_ms: int | None) -> int | None:
     if budget_ms is None and not is_terminal(sys.stdout):
         budget_ms = DEFAULT_BUDGET_MS
     return budget_ms or None
-
-
-_ENGINE = "Reaching Temporal"
-_CONNECTION = tuple(
-    replace(each, heading=_ENGINE, needs="--on")
-    for each in (
-        flag("--tls", "Use TLS (implied by the options below).", default=None),
-        option("--tls-ca-path", "FILE", "The certificates to trust, instead of those of this machine."),
-        option("--tls-cert-path", "FILE", "The client certificate, for mTLS."),
-        option("--tls-key-path", "FILE", "The key of the client certificate."),
-        option("--tls-server-name", "NAME", "The name in the server's certificate, if it is not the host of the URL."),
-        option(
-            "--api-key-file",
-            "FILE",
-            "The file with the API key, instead of the variable TEMPORAL_API_KEY. The other options have the "
-            "variables of Temporal's own tools: TEMPORAL_TLS, TEMPORAL_TLS_SERVER_CA_CERT_PATH and so on.",
-        ),
-    )
-)
-
-
-def engine_options(help: str, *, missing: str = "") -> tuple[Option, ...]:
-    """Return --on and the options of the connection. A body gets them all as one Address, `on`."""
-    on = option("--on", "URL", help, read=_engine_url, missing=missing)
-    return (replace(on, heading=_ENGINE), *_CONNECTION)
-
-
-def _engine_url(text: str) -> str:
-    from ..temporal.connection import parse_address
-
-    parse_address(text)
-    return text
-
-
-def settle_engine(values: dict[str, Any]) -> Mistakes:
-    """Replace --on and the options of the connection by one Address, and return their mistakes."""
-    if "on" not in values:
-        return []
-    connection = {each.key: values.pop(each.key) for each in _CONNECTION}
-    url: str | None = values["on"]
-    if url is None:
-        return []
-    from ..temporal.connection import Address, AddressError, parse_address, read_address
-
-    try:
-        values["on"] = read_address(url, os.environ, connection)
-    except AddressError as error:
-        values["on"] = Address(*parse_address(url))  # not used: the line is refused
-        return error.mistakes
-    return []
 
 
 def perform(work: ChildWork, as_json: bool) -> int:

@@ -50,8 +50,8 @@ from ..web.routes import Operators
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
 
+    from ...dispatch.engines import FrontEnd
     from ...people.issuer import Issuer
-    from ...temporal.front_end import FrontEnd
 
 HEADERS_WITHIN_S = 10.0
 BODY_WITHIN_S = 30.0  # 4 MiB, over a line of a megabit a second

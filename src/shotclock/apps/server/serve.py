@@ -27,6 +27,7 @@ from ...core.errors import Failure
 from ...core.limits import Clocks, DurationError, WallTime, format_duration, parse_duration_ms
 from ...core.value_types import replace, value
 from ...dispatch.dispatcher import Dispatcher
+from ...dispatch.engines import engine_at
 from ...dispatch.invocation import Target, asking, learn, parse_target
 from ...people.addresses import check_reach, listen_on, parse_address, url_of
 from ...people.authorisation import Authorisation, read_authorisation
@@ -38,8 +39,7 @@ from .shell_jobs import ShellLimits
 from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
 if TYPE_CHECKING:
-    from ...temporal.connection import Address
-    from ...temporal.front_end import FrontEnd
+    from ...dispatch.engines import Address, FrontEnd
     from ._mcp_server import McpServer
     from ._reload import Reloader
 
@@ -165,12 +165,7 @@ async def _look_at_engine(on: Address | None, store: Callable[[], Store]) -> Asy
     if on is None:
         yield None
         return
-    from ...temporal.connection import require_sdk
-
-    require_sdk()
-    from ...temporal.front_end import FrontEnd
-
-    front_end = FrontEnd(on, store)
+    front_end = engine_at(on).open_front_end(on, store)
     async with front_end.looking():
         yield front_end
 

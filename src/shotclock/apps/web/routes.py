@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
@@ -41,13 +41,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from ...calls.control import live_calls
-from ...calls.control_channel import ask_holder, extend, find_calls, list_calls, wind_down
+from ...calls.control_channel import RunOrder, ask_holder, extend, find_calls, list_calls, wind_down
 from ...calls.principal import Principal, Role
 from ...core.errors import Failure
 from ...core.limits import ProcessIdentity
 from ...core.proposal import Confirmation, Proposal, ProposalStatus, Summary
 from ...core.value_types import replace
-from ...flows.run.engine import RunOrder
+from ...dispatch.engines import FrontEnd
 from ...people.auth import (
     LASTS_MS,
     AuthMiddleware,
@@ -79,9 +79,6 @@ from ...store.store import Store
 from ...supervise.clock import wall_time
 from ...supervise.kernel import is_alive, this_process
 from ._wrapped_calls import describe_calls, read_calls
-
-if TYPE_CHECKING:
-    from ...temporal.front_end import FrontEnd
 
 HEARTBEAT_S = 15.0
 TAKEN_WITHIN_S = 20.0  # for a reader to take one piece

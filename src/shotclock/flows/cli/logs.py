@@ -15,22 +15,22 @@ from ...commands.job_logs import LOOK_S, spell_out
 from ...core.envelope import Envelope, stop_problem
 from ...core.errors import Ending, Failure
 from ...core.value_types import field, record, replace, value
+from ...dispatch.engines import engine_at, engine_options
 from ...dispatch.job_log import log_state, read_log
 from ...store.runs import StoredRun
 from ...store.store import Store
 from ...supervise.clock import pause
 from ...supervise.kernel import is_alive
-from ...temporal.cli import temporal_engine
 from ...terminal.output import EarlyEnd, raise_on_stop, say_line, until_stopped, write_quietly
 from ...terminal.parser import Subcommand, argument, flag, nearest_of, option, whole_number
-from ...terminal.subcommand import JSON, TIMEOUT_MS, admit_call, conclude, deliver, engine_options, run_subcommand
+from ...terminal.subcommand import JSON, TIMEOUT_MS, admit_call, conclude, deliver, run_subcommand
 from ..check.plan import is_per_item
-from ..run.engine import EmbeddedEngine
+from ..engines import EmbeddedEngine
 from ..run.state import Status, StepState, read_record
 from ..run.step_log import PRINTING, KeptLog, LogLine, list_logs, read_records
 
 if TYPE_CHECKING:
-    from ...temporal.connection import Address
+    from ...dispatch.engines import Address
     from ..file.schema import WorkflowFile
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -316,9 +316,8 @@ def _follow(run_id: str, wanted: _Wanted) -> Outcome:
 
 def _read_engine(on: Address, run_id: str, wanted: _Wanted, follows: bool) -> Outcome:
     """Print or return what the engine has of the output: the ends that the workers have sent."""
-    engine, writer = temporal_engine(on), LabelledLines()
-    from ...temporal.step_tails import RunTails
-
+    module: Any = engine_at(on)
+    engine, writer = module.open_runs(on), LabelledLines()
     found: dict[tuple[str, int], list[LogLine]] = {}
 
     def take(log: KeptLog, lines: list[LogLine]) -> None:
@@ -331,7 +330,7 @@ def _read_engine(on: Address, run_id: str, wanted: _Wanted, follows: bool) -> Ou
         id, is_over, steps = await engine.find_steps(run_id)
         if steps and wanted.step is not None and re.split(r"[.\[ ]", wanted.step)[0] not in steps:
             raise unknown_step(id, wanted.step, steps)
-        await RunTails(engine, id, take).read(follows=follows)
+        await module.read_tails(engine, id, take, follows=follows)
         return id, is_over
 
     read = asyncio.run(until_stopped(main(), None if follows else TIMEOUT_MS / 1000))

@@ -11,16 +11,17 @@ from urllib.parse import quote
 
 from ...calls.call import Outcome
 from ...core.errors import Ending, Failure
+from ...dispatch.engines import engine_options
 from ...store.store import Store
 from ...supervise.unsupervised import open_in_browser
-from ...temporal.cli import open_engine
 from ...terminal.output import describe_page, is_terminal, say_line
 from ...terminal.parser import Subcommand, argument, flag, option
-from ...terminal.subcommand import JSON, ChildWork, Mistaken, engine_options, show_drawn, timeout_option
+from ...terminal.subcommand import JSON, ChildWork, Mistaken, show_drawn, timeout_option
+from ..engines import open_engine
 from ..report.report import Report, to_markdown
 
 if TYPE_CHECKING:
-    from ...temporal.connection import Address
+    from ...dispatch.engines import Address
 
 PAGE_NAME_LENGTH = 200  # leaves room in a file name for the suffix of an unfinished page
 FORMATS = ("json", "markdown", "junit")

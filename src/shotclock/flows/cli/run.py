@@ -21,10 +21,10 @@ from ...core.errors import Ending, Failure, SideEffects
 from ...core.limits import Clocks
 from ...core.value_types import field, replace, value
 from ...core.visible_text import one_line, visible
+from ...dispatch.engines import engine_options
 from ...people.person_wait import read_response_budget_ms
 from ...supervise import kernel
 from ...supervise.clock import wall_time
-from ...temporal.cli import open_engine
 from ...terminal.output import (
     Outlet,
     Signalled,
@@ -40,11 +40,11 @@ from ...terminal.output import (
     write_quietly,
 )
 from ...terminal.parser import Subcommand, argument, duration, flag, name_and_value, nearest_of, option
-from ...terminal.subcommand import JSON, Mistaken, answer_at_once, engine_options
+from ...terminal.subcommand import JSON, Mistaken, answer_at_once
 from ..check.lint import lint
+from ..engines import EmbeddedEngine, Engine, open_engine
 from ..file.loader import judge, load_or_refuse
 from ..report.report import MARKS, WORDS, artifacts_in_words, brief, unstarted
-from ..run.engine import EmbeddedEngine, Engine
 from ..run.rerun import refuse_open
 from ..run.runs import RunCaller, RunRequest
 from ..run.state import Status, StepState, read_record
@@ -57,7 +57,7 @@ from .rerun import continue_run, file_of
 from .run_lines import RunLines
 
 if TYPE_CHECKING:
-    from ...temporal.connection import Address
+    from ...dispatch.engines import Address
     from .live_view import View
 
 # An id is a word of commands that continue the run, and a part of other names.

@@ -26,8 +26,8 @@ from ..file.loader import try_load
 from ..file.schema import CONDITIONS, WorkflowFile, ai_steps, callers_of, is_template, texts_in
 from ..file.templates import mentions, uses_mapping
 from ..steps.command import ToolStep
-from ._artifacts import run_folder
 from ._kept_items import is_masked, keep, keep_finished
+from .artifacts import run_folder
 from .state import JsonObject, Reason, Status, StepState, is_same, read_record, unstarted_state, without_mark
 from .step_choice import depends_of, left_out, refuse_unknown
 

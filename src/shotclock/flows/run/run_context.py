@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...calls.runtime import Runtime
     from ...people.inbox import Inbox
     from ...store.store import Store
-    from ._artifacts import RunArtifacts
+    from .artifacts import RunArtifacts
     from .scheduler import Scheduler
 
 CLEAN_UP_LIMIT_MS = 300_000  # each clean-up step has its own timeout before that

@@ -41,10 +41,10 @@ from ..check.plan import clean_up_steps, finally_reserve, kept_for_clean_up_ms, 
 from ..file.schema import WorkflowFile, check_inputs, failure_reaction, find_unset_variables
 from ..steps.provider import Aside, ForeignProposal, Providers, RunServices
 from ..steps.workflow import NestedRun
-from ._artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit, restore_artifacts
 from ._concurrency import GroupRequest, enter_group
 from ._log_quota import VARIABLE, LogQuota
 from ._resumed_states import resume_states
+from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit, restore_artifacts
 from .notices import Notice, answer_again, notice_of
 from .rerun import plan_nested_rerun
 from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext

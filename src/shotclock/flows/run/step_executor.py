@@ -41,9 +41,9 @@ from ..file.shell_quoting import find_unheard
 from ..steps.command import CommandStep, ToolStep
 from ..steps.provider import STEP_TYPES, FileTool, StepCall, StepPart, duration_ms
 from ..steps.workflow import RunFile, WorkflowStep
-from ._artifacts import keep_artifacts
 from ._kept_items import digest_of, match_items, record_finished
 from ._step_approval import StepApproval
+from .artifacts import keep_artifacts
 from .run_context import ParallelSlots, RunContext, steps_at_work
 from .state import (
     JsonObject,

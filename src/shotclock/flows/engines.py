@@ -1,53 +1,37 @@
-"""The engines that run workflows: one protocol, for this machine here and for Temporal in temporal/engine."""
+"""The engines that run workflows: one protocol, and the engine of this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from ...calls.control_channel import ask_holder
-from ...core.envelope import Envelope
-from ...core.errors import Failure
-from ...core.limits import ProcessIdentity, WallTime
-from ...core.value_types import replace, value
-from ...store.runs import StepRecord, StoredRun
-from ...store.store import Store
-from ...supervise.clock import monotonic_ns, wall_time
-from ...supervise.kernel import is_alive
-from ..report.history import read_p95
-from ..report.report import Report, report_of
-from . import runs as local
-from ._artifacts import find_artifacts
-from .runs import RunCaller, RunRequest, read_envelope
-from .state import JsonObject, Status, commands_for, count_steps, find_rerun_command
-from .step_log import read_printed_ends
+from ..calls.control_channel import RunOrder, send_order
+from ..core.envelope import Envelope
+from ..core.errors import Failure
+from ..core.limits import WallTime
+from ..core.value_types import replace, value
+from ..dispatch.engines import Address, Runs, engine_at
+from ..store.runs import StepRecord, StoredRun
+from ..store.store import Store
+from ..supervise.clock import monotonic_ns, wall_time
+from ..supervise.kernel import is_alive
+from .report.history import read_p95
+from .report.report import Report, report_of
+from .run import runs as local
+from .run.artifacts import find_artifacts
+from .run.runs import RunCaller, RunRequest, read_envelope
+from .run.state import JsonObject, Status, commands_for, count_steps, find_rerun_command
+from .run.step_log import read_printed_ends
 
 RUNS_SEARCHED = 200
 # Between two looks at a run of another process, and the pause that callers are advised to make.
 LOOK_S, POLL_INTERVAL_MS = 0.2, 1_000
 # Every other status is `failed`.
 _JOB_STATUSES = {"succeeded": "complete", "cancelled": "cancelled", "running": "running", "parked": "running"}
-
-
-@value
-class RunOrder:
-    """An order to a running run: more time for it or a step, or to wind down."""
-
-    run_id: str
-    step: str | None
-    who: str
-    by_ms: int | None  # None winds down
-    within_ms: int | None = None
-    reason: str = ""
-
-    def as_request(self) -> dict[str, object]:
-        request: dict[str, object] = {"run": self.run_id, "step": self.step, "who": self.who}
-        if self.by_ms is None:
-            return {**request, "do": "stop", "within_ms": self.within_ms, "reason": self.reason}
-        return {**request, "do": "extend", "by_ms": self.by_ms}
 
 
 @value
@@ -63,6 +47,10 @@ class RunSummary:
     timeout_ms: int | None = None
     steps: dict[str, object] | None = None
     waits_for: tuple[str, ...] = ()  # proposals
+
+    @property
+    def is_running(self) -> bool:
+        return self.status is Status.RUNNING
 
     def as_row(self) -> dict[str, object]:
         return {
@@ -89,7 +77,7 @@ class RunSummary:
             "poll_interval_ms": POLL_INTERVAL_MS,
             "created_at": self.started_at.iso(),
         }
-        if self.status is Status.RUNNING:
+        if self.is_running:
             shown["continue_command"] = f"shotclock job wait {self.run_id} {where}".rstrip()
         if self.ended_at is not None:
             shown["ended_at"] = self.ended_at.iso()
@@ -98,12 +86,8 @@ class RunSummary:
         return shown | {name: each for name, each in optional.items() if each is not None}
 
 
-class Engine(Protocol):
+class Engine(Runs, Protocol):
     """A place where runs are carried out. Methods raise Failure for expected errors."""
-
-    @property
-    def where(self) -> str:
-        """Return the options that name the engine on a command line; empty for this machine."""
 
     async def start(self, request: RunRequest, caller: RunCaller) -> Envelope:
         """Run a workflow, and return its envelope."""
@@ -111,20 +95,8 @@ class Engine(Protocol):
     async def resume(self, run_id: str, caller: RunCaller) -> Envelope:
         """Continue a run, and return its envelope."""
 
-    async def progress(self, run_id: str) -> RunSummary:
-        """Return the progress of a run."""
-
     async def list_runs(self, most: int, *, active_only: bool = False) -> list[RunSummary]:
         """Return the runs, the newest first."""
-
-    async def wait(self, run_id: str, until_ns: int | None) -> Envelope | None:
-        """Return the envelope of a run; None if it has not ended by then."""
-
-    async def cancel(self, run_id: str) -> Envelope | None:
-        """Stop a run, wait for its clean-up, and return its envelope; None if it has not ended in time."""
-
-    async def order(self, order: RunOrder) -> JsonObject:
-        """Extend a run or a step, or wind it down. Return its calls afterwards."""
 
     async def report(self, run_id: str) -> Report:
         """Return the report of a run, found by its id or a unique beginning of it."""
@@ -171,7 +143,7 @@ class EmbeddedEngine:
             raise Failure("CALL_NOT_FOUND", f"run {run.id!r} has ended")
         if run.parked_at is not None:
             raise Failure("CALL_NOT_FOUND", f"run {run.id!r} is parked: no process has it")
-        return await asyncio.to_thread(send_order, self.store, run.holder, f"run {run.id!r}", order)
+        return await asyncio.to_thread(send_order, self.store.home, run.holder, f"run {run.id!r}", order)
 
     async def report(self, run_id: str) -> Report:
         run = self.find_run(run_id)
@@ -228,11 +200,13 @@ def _summarise(run: StoredRun, records: Mapping[str, StepRecord] | None = None) 
     )
 
 
-def send_order(store: Store, holder: ProcessIdentity, name: str, order: RunOrder) -> JsonObject:
-    """Send an order to the process that has a run or a job."""
-    try:
-        return ask_holder(store.home, holder, order.as_request())
-    except Failure as failure:
-        if failure.code != "CALL_NOT_FOUND":
-            raise
-        raise Failure("CALL_NOT_FOUND", f"{name} cannot be reached: {failure}") from None
+@contextmanager
+def open_engine(on: Address | None, queue: str | None = None, heartbeat_ms: int | None = None) -> Iterator[Engine]:
+    """Open the engine of this machine, or the one at an address."""
+    if on is not None:
+        module: Any = engine_at(on)
+        opened: Engine = module.open_runs(on, queue, heartbeat_ms)
+        yield opened
+    else:
+        with Store.open() as store:
+            yield EmbeddedEngine(store)
