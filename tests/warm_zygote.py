@@ -32,7 +32,7 @@ _BY_PROGRAMS = (
     "shotclock.apps.cli",
     "shotclock.terminal.subcommand",
     "shotclock.apps.cli_inbox",
-    "shotclock.people.editing",
+    "shotclock.people.cli_editing",
     "shotclock.terminal.render",
     "shotclock.apps.cli_inbox_wait",
     "shotclock.commands.jobs",

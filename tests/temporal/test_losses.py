@@ -388,8 +388,8 @@ def test_runs_end_as_they_should_while_workers_are_killed(
         is_due = len(ended) * kills >= len(killed) * (count - AT_ONCE)
         if len(killed) < kills and is_due and time.monotonic() >= next_kill_at:
             victim = workers.alive.pop(pick.randrange(len(workers.alive)))
-            killed[victim.process.pid] = time.time()
             victim.kill()
+            killed[victim.process.pid] = time.time()  # after it: the engine may give away a step meanwhile
             workers.start()
             next_kill_at = time.monotonic() + pick.uniform(0.2, 1.0)
         if len(killed) == kills:

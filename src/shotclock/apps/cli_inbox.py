@@ -22,7 +22,7 @@ from ..core.proposal import may_decide as must_be_decider
 from ..core.value_types import replace, value
 from ..dispatch.engines import engine_at, engine_options
 from ..people.audit_file import AuditFile, AuditProblem
-from ..people.editing import difference, edit_proposal
+from ..people.cli_editing import difference, edit_proposal
 from ..people.person_wait import LastUse, refusal_outcome
 from ..people.proposal_json import compared_with, summary, whole
 from ..store.audit import Entry

@@ -19,7 +19,7 @@ from ..core.limits import format_duration
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile, Summary
 from ..core.value_types import replace
 from ..dispatch.job_client import JobClient
-from ..people.editing import read_text
+from ..people.cli_editing import read_text
 from ..people.inbox import Inbox, Reminder
 from ..people.person_wait import (
     CallWait,
