@@ -1,24 +1,7 @@
 """Shotclock: nothing an agent starts can hang.
 
-The layout, from the outside in:
-
-    shotclock/    app: the App framework and composition root         ui_tools: an App of ours         _version
-      fastmcp     FastMCP's words for functions that move to an App
-      testing/    kit for tests of an App: calls, an MCP client in memory, assertions, a pytest plugin
-      cli/        the command line: one parser, one runner, a file or two per subcommand; the only printer
-      server/     MCP over stdio and HTTP; web/: the operators' page and its API
-      temporal/   a run on other machines: its workflow, the activity for a step, worker, client, front end, dev server
-      workflow/   a file read, checked, planned, scheduled, run and reported
-      providers/  the step types, one file each; provider: their registry
-      ui/         UI executions: payloads and budgets, devices, and the daemon that keeps one
-      dispatch/   a command of an App through its stages: approval, keys, limits, jobs
-      inbox/      proposals to a person: propose, wait, decide; access; the audit file
-      runtime/    a call, begun and answered once; pools of workers and loops that it runs on
-      process/    start, watch, stop and see gone; the programs of our child processes; the clock
-      store/      durable state: one SQLite file, every method one short transaction
-      core/       pure values: clocks, deadlines, envelope, errors, arguments, actions, proposals
-
-docs/design.md follows a call through it. The public names are imported on first use, so that `exec` starts fast.
+AGENTS.md beside this file has the rooms, docs/design.md the map and the way of a call. The public names are imported on
+first use, so that `exec` starts fast.
 """
 
 from __future__ import annotations
