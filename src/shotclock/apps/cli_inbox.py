@@ -42,7 +42,7 @@ from ..terminal.subcommand import (
 )
 
 if TYPE_CHECKING:
-    from ..dispatch.engines import Address
+    from ..dispatch.engines import EngineAddress
     from ..people.inbox import Inbox
 
 VERIFY_TIMEOUT_MS = 600_000  # the verification reads a trail of years, entry by entry
@@ -62,11 +62,11 @@ class InboxCall:
     begin: Callable[[], Call]  # starts the clock of a child, so that the time a person takes does not count
     as_json: bool
     me: Principal
-    on: Address | None
+    on: EngineAddress | None
 
 
 def _start(
-    verb: str, work: Callable[[InboxCall], Outcome], *, on: Address | None = None, timeout_ms: int | None = None
+    verb: str, work: Callable[[InboxCall], Outcome], *, on: EngineAddress | None = None, timeout_ms: int | None = None
 ) -> Start:
     """Return the work of a verb. `timeout_ms` 0: it has a limit of its own, or ends with a person's patience."""
 
@@ -116,7 +116,7 @@ def _with_inbox(this: InboxCall, work: Callable[[Inbox], Awaitable[Outcome]]) ->
     return _in_child(this, lambda: asyncio.run(perform()))
 
 
-def _run_list(all: bool, status: str | None, limit: int, on: Address | None) -> Start:
+def _run_list(all: bool, status: str | None, limit: int, on: EngineAddress | None) -> Start:
     wanted = None if all else ProposalStatus(status or "pending")
 
     def body(me: Principal) -> Outcome:
@@ -135,7 +135,7 @@ def _list_here(me: Principal, status: ProposalStatus | None, limit: int) -> list
         return [summary(proposal, me) for proposal in store.proposals.list(status=status, limit=limit)]
 
 
-def _list_on(on: Address, me: Principal, status: ProposalStatus | None) -> list[dict[str, object]]:
+def _list_on(on: EngineAddress, me: Principal, status: ProposalStatus | None) -> list[dict[str, object]]:
     import asyncio
 
     found = asyncio.run(engine_at(on).open_runs(on).find_proposals())
@@ -147,7 +147,7 @@ def _list_on(on: Address, me: Principal, status: ProposalStatus | None) -> list[
     ]
 
 
-def _run_show(proposal_id: str, on: Address | None) -> Start:
+def _run_show(proposal_id: str, on: EngineAddress | None) -> Start:
     def work(this: InboxCall) -> Outcome:
         found = _find(this, proposal_id)
         if found.problem is None:
@@ -221,7 +221,7 @@ def _entry(entry: Entry) -> dict[str, object]:
     return {**content, "hash": entry.hash}
 
 
-def _run_approve(proposal_id: str, notes: str, answer: str | None, on: Address | None) -> Start:
+def _run_approve(proposal_id: str, notes: str, answer: str | None, on: EngineAddress | None) -> Start:
     def work(this: InboxCall) -> Outcome:
         found = _find(this, proposal_id)
         if found.problem is not None:
@@ -234,7 +234,7 @@ def _run_approve(proposal_id: str, notes: str, answer: str | None, on: Address |
     return _start("approve", work, on=on)
 
 
-def _run_modify(proposal_id: str, file: str | None, notes: str, on: Address | None) -> Start:
+def _run_modify(proposal_id: str, file: str | None, notes: str, on: EngineAddress | None) -> Start:
     def work(this: InboxCall) -> Outcome:
         found = _find(this, proposal_id)
         if found.problem is not None:
@@ -254,7 +254,7 @@ def _run_modify(proposal_id: str, file: str | None, notes: str, on: Address | No
     return _start("modify", work, on=on, timeout_ms=0)
 
 
-def _run_reject(proposal_id: str, notes: str, on: Address | None) -> Start:
+def _run_reject(proposal_id: str, notes: str, on: EngineAddress | None) -> Start:
     decision = Decision(ProposalStatus.REJECTED, notes)
     return _start("reject", lambda this: _decide(this, proposal_id, decision), on=on)
 
@@ -315,7 +315,7 @@ def _run_waiting(verb: str, **values: Any) -> Start:
     return _start(verb, lambda this: VERBS[verb]({**values, "as_json": this.as_json}, this.call), timeout_ms=0)
 
 
-def _run_serve(http: str, require_token: bool, on: Address | None) -> Start:
+def _run_serve(http: str, require_token: bool, on: EngineAddress | None) -> Start:
     from .cli_serve import read_serve_options, serve
 
     options = read_serve_options(http=http, require_token=require_token, on=on)

@@ -1,6 +1,6 @@
 """`job list|status|logs|wait|extend|stop|restart|cancel`, for `shotclock` and for every App; and `shotclock overtime`.
 
-Runs are jobs as well: a parked run reports its id as a job's.
+EngineRuns are jobs as well: a parked run reports its id as a job's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from . import _background as background
 from . import job_logs
 
 if TYPE_CHECKING:
-    from ..dispatch.engines import Address, Runs
+    from ..dispatch.engines import EngineAddress, EngineRuns
 
 LONGEST_WAIT_S = 24 * 3600.0  # the observer may be a person
 _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
@@ -108,7 +108,7 @@ class JobScope:
 
 
 def job_table(scope: JobScope) -> CommandTable:
-    engine = () if scope.app else engine_options("Runs on Temporal instead: temporal://HOST:PORT[/NAMESPACE].")
+    engine = () if scope.app else engine_options("EngineRuns on Temporal instead: temporal://HOST:PORT[/NAMESPACE].")
     commands = tuple(
         replace(
             each,
@@ -124,7 +124,9 @@ def job_table(scope: JobScope) -> CommandTable:
     return CommandTable(name, "Work that outlives its caller.", commands, "verb")
 
 
-def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: Any) -> ChildWork | Callable[[bool], int]:
+def _run_job(
+    scope: JobScope, name: str, on: EngineAddress | None = None, **values: Any
+) -> ChildWork | Callable[[bool], int]:
     if name in _ORDERS:
         limits = (values.get("by"), values.get("within"), values.get("reason") or "")
         order = RunOrder(values["job_id"], values.get("step"), Principal.local().name, *limits)
@@ -141,7 +143,7 @@ def _run_job(scope: JobScope, name: str, on: Address | None = None, **values: An
     return start
 
 
-def _order_work(name: str, order: RunOrder, on: Address | None, scope: JobScope) -> ChildWork:
+def _order_work(name: str, order: RunOrder, on: EngineAddress | None, scope: JobScope) -> ChildWork:
     def body() -> Outcome:
         if on is not None:
             return Outcome(Ending.FINISHED, data=asyncio.run(engine_at(on).open_runs(on).order(order)))
@@ -210,7 +212,7 @@ async def _unless_stopped(work: Callable[[], Any]) -> Outcome | Envelope:
 
 
 async def _perform(
-    name: str, values: dict[str, Any], scope: JobScope, on: Address | None, call: Call, budget_ms: int | None
+    name: str, values: dict[str, Any], scope: JobScope, on: EngineAddress | None, call: Call, budget_ms: int | None
 ) -> Outcome | Envelope:
     job_id, active_only = str(values.get("job_id")), bool(values.get("active"))
     if on is not None:
@@ -234,7 +236,9 @@ async def _perform(
             return await _manage_run(open_local_runs(store), name, job_id, call, budget_ms)
 
 
-async def _manage_run(engine: Runs, verb: str, run_id: str, call: Call, budget_ms: int | None) -> Outcome | Envelope:
+async def _manage_run(
+    engine: EngineRuns, verb: str, run_id: str, call: Call, budget_ms: int | None
+) -> Outcome | Envelope:
     """Carry out `job status`, `wait` or `cancel` on a run. An envelope is the run's own."""
     notes: tuple[Warning_, ...] = ()
     problem: Problem | None = None

@@ -1,4 +1,4 @@
-"""Runs and the engines that hold them, as the rooms below `flows` see them.
+"""EngineRuns and the engines that hold them, as the rooms below `flows` see them.
 
 An engine is opened by the scheme of its URL. Its module is above this package, so it is imported by name.
 """
@@ -27,7 +27,7 @@ _MODULES = {"": "shotclock.flows.engines", "temporal": "shotclock.temporal.openi
 _HEADING = "Reaching Temporal"
 
 
-class Address(Protocol):
+class EngineAddress(Protocol):
     """The address of an engine, with its credentials. Its text is the URL."""
 
     @property
@@ -53,7 +53,7 @@ class RunState(Protocol):
         """Return the run in the form of a job. `where` holds the options that name its engine."""
 
 
-class Runs(Protocol):
+class EngineRuns(Protocol):
     """The runs of an engine, managed like jobs. Methods raise Failure for expected errors."""
 
     @property
@@ -73,7 +73,7 @@ class Runs(Protocol):
         """Extend a run or a step, or wind it down. Return its calls afterwards."""
 
 
-class RemoteRuns(Runs, Protocol):
+class RemoteRuns(EngineRuns, Protocol):
     """The runs of an engine past this machine."""
 
     async def list_runs(self, most: int, *, active_only: bool = False) -> Sequence[RunState]:
@@ -86,7 +86,7 @@ class RemoteRuns(Runs, Protocol):
         """Return the proposals of runs, each with the id of its run."""
 
 
-class EngineInbox(Protocol):
+class RemoteInbox(Protocol):
     """The open proposals of an engine's runs: the part of an Inbox that shows and decides them."""
 
     async def get(self, id: str) -> Proposal: ...
@@ -96,7 +96,7 @@ class EngineInbox(Protocol):
     ) -> Proposal: ...
 
 
-class FrontEnd(Protocol):
+class EngineFront(Protocol):
     """The proposals and runs of an engine, as the operators' page of a server shows them."""
 
     url: str
@@ -122,26 +122,26 @@ class FrontEnd(Protocol):
 class EngineModule(Protocol):
     """The functions of the module that opens an engine past this machine."""
 
-    def check_url(self, text: str) -> Address:
+    def check_url(self, text: str) -> EngineAddress:
         """Return the address of a URL, without credentials. Raises ValueError."""
 
-    def read_address(self, text: str, environ: Mapping[str, str], options: Mapping[str, object]) -> Address:
+    def read_address(self, text: str, environ: Mapping[str, str], options: Mapping[str, object]) -> EngineAddress:
         """Return the address with its credentials. Raises AddressError."""
 
-    def open_runs(self, on: Address) -> RemoteRuns: ...
-    def open_inbox(self, on: Address) -> EngineInbox: ...
-    def open_front_end(self, on: Address, store: Callable[[], Store]) -> FrontEnd: ...
+    def open_runs(self, on: EngineAddress) -> RemoteRuns: ...
+    def open_inbox(self, on: EngineAddress) -> RemoteInbox: ...
+    def open_front_end(self, on: EngineAddress, store: Callable[[], Store]) -> EngineFront: ...
 
 
-def engine_at(on: Address | str) -> EngineModule:
+def engine_at(on: EngineAddress | str) -> EngineModule:
     """Return the module of the engine at an address. A scheme that no engine has is left to Temporal's to refuse."""
     scheme = str(on).partition("://")[0]
     return cast(EngineModule, import_module(_MODULES.get(scheme, _MODULES["temporal"])))
 
 
-def open_local_runs(store: Store) -> Runs:
+def open_local_runs(store: Store) -> EngineRuns:
     """Return the runs of this machine."""
-    runs: Runs = import_module(_MODULES[""]).EmbeddedEngine(store)
+    runs: EngineRuns = import_module(_MODULES[""]).EmbeddedEngine(store)
     return runs
 
 
@@ -164,7 +164,7 @@ _CONNECTION = tuple(
 
 
 def engine_options(help: str, *, missing: str = "") -> tuple[Option, ...]:
-    """Return --on and the options of the connection. A body gets them all as one Address, `on`."""
+    """Return --on and the options of the connection. A body gets them all as one EngineAddress, `on`."""
     on = option("--on", "URL", help, read=_read_url, missing=missing, heading=_HEADING, settle=_settle)
     return (on, *_CONNECTION)
 
@@ -175,7 +175,7 @@ def _read_url(text: str) -> str:
 
 
 def _settle(values: dict[str, Any]) -> Mistakes:
-    """Replace --on and the options of the connection by one Address, and return their mistakes."""
+    """Replace --on and the options of the connection by one EngineAddress, and return their mistakes."""
     connection = {each.key: values.pop(each.key) for each in _CONNECTION}
     url: str | None = values["on"]
     if url is None:

@@ -14,7 +14,7 @@ from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.limits import WallTime
 from ..core.value_types import replace, value
-from ..dispatch.engines import Address, Runs, engine_at
+from ..dispatch.engines import EngineAddress, EngineRuns, engine_at
 from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
 from ..supervise.clock import monotonic_ns, wall_time
@@ -86,7 +86,7 @@ class RunSummary:
         return shown | {name: each for name, each in optional.items() if each is not None}
 
 
-class Engine(Runs, Protocol):
+class Engine(EngineRuns, Protocol):
     """A place where runs are carried out. Methods raise Failure for expected errors."""
 
     async def start(self, request: RunRequest, caller: RunCaller) -> Envelope:
@@ -201,7 +201,9 @@ def _summarise(run: StoredRun, records: Mapping[str, StepRecord] | None = None) 
 
 
 @contextmanager
-def open_engine(on: Address | None, queue: str | None = None, heartbeat_ms: int | None = None) -> Iterator[Engine]:
+def open_engine(
+    on: EngineAddress | None, queue: str | None = None, heartbeat_ms: int | None = None
+) -> Iterator[Engine]:
     """Open the engine of this machine, or the one at an address."""
     if on is not None:
         module: Any = engine_at(on)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, Protocol
 
-    class Recorder(Protocol):
+    class SpanRecorder(Protocol):
         """`calls.telemetry.Recorder`, as the modules below it see it."""
 
         def tell(self, ended: Callable[[], Span]) -> None: ...
@@ -52,7 +52,7 @@ class Span:
     """Whether it is of the kind SERVER, for a request of another process; otherwise it is INTERNAL."""
 
 
-recorder: Recorder | None = None
+recorder: SpanRecorder | None = None
 
 
 def are_wanted() -> bool:

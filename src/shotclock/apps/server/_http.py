@@ -50,7 +50,7 @@ from ..web.routes import Operators
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
 
-    from ...dispatch.engines import FrontEnd
+    from ...dispatch.engines import EngineFront
     from ...people.issuer import Issuer
 
 HEADERS_WITHIN_S = 10.0
@@ -296,7 +296,7 @@ class HttpServer(uvicorn.Server):
         *,
         store: Callable[[], Store],
         inbox: Callable[[], Inbox],
-        engine: FrontEnd | None = None,
+        engine: EngineFront | None = None,
         require_token: bool,
         issuer: Issuer | None = None,
         most_connections: int,

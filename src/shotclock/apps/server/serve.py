@@ -39,7 +39,7 @@ from .shell_jobs import ShellLimits
 from .standard_streams import ServerStderr, claim_descriptors, relay_stderr, share_descriptors, unblock_stderr
 
 if TYPE_CHECKING:
-    from ...dispatch.engines import Address, FrontEnd
+    from ...dispatch.engines import EngineAddress, EngineFront
     from ._mcp_server import McpServer
     from ._reload import Reloader
 
@@ -62,7 +62,7 @@ class Options:
     operation_timeout_ms: int | None = None
     require_token: bool = False  # from clients on this machine as well
     elicitation: bool = False  # clients may ask their own person for approvals, even if the App does not allow it
-    on: Address | None = None  # the engine whose runs the operators' page shows
+    on: EngineAddress | None = None  # the engine whose runs the operators' page shows
     authorisation: Authorisation | None = None  # the issuer whose tokens are accepted, from every client
     reload: bool = False  # the program is imported anew when one of its files changes
     headers: tuple[str, ...] = ()  # of requests, that functions see
@@ -87,7 +87,7 @@ def options_of(
     operation_timeout_ms: object = None,
     require_token: bool = False,
     elicitation: bool = False,
-    on: Address | None = None,
+    on: EngineAddress | None = None,
     reload: bool = False,
     pass_header: Iterable[str] = (),
     result_limit: object = LONGEST_CONTENT,
@@ -160,7 +160,7 @@ def _runtime_of(target: Target) -> Runtime:
 
 
 @contextlib.asynccontextmanager
-async def _look_at_engine(on: Address | None, store: Callable[[], Store]) -> AsyncIterator[FrontEnd | None]:
+async def _look_at_engine(on: EngineAddress | None, store: Callable[[], Store]) -> AsyncIterator[EngineFront | None]:
     """Watch the engine, if any; it need not answer for the server to start. Raises Failure without its SDK."""
     if on is None:
         yield None

@@ -47,7 +47,7 @@ from ...core.errors import Failure
 from ...core.limits import ProcessIdentity
 from ...core.proposal import Confirmation, Proposal, ProposalStatus, Summary
 from ...core.value_types import replace
-from ...dispatch.engines import FrontEnd
+from ...dispatch.engines import EngineFront
 from ...people.auth import (
     LASTS_MS,
     AuthMiddleware,
@@ -87,7 +87,7 @@ MOST_STREAMS_EACH = 24
 
 
 class Streams:
-    def __init__(self, inbox: Callable[[], Inbox], engine: FrontEnd | None = None) -> None:
+    def __init__(self, inbox: Callable[[], Inbox], engine: EngineFront | None = None) -> None:
         self._inbox = inbox
         self._engine = engine
         self._open: Counter[str] = Counter()
@@ -190,7 +190,7 @@ class Operators:
     auth: AuthMiddleware  # set when the middleware is put before these routes
 
     def __init__(
-        self, served: str, inbox: Callable[[], Inbox], store: Callable[[], Store], engine: FrontEnd | None = None
+        self, served: str, inbox: Callable[[], Inbox], store: Callable[[], Store], engine: EngineFront | None = None
     ) -> None:
         self._served = served
         self._engine = engine
@@ -468,7 +468,7 @@ def _principal(principal: Principal) -> dict[str, str]:
     return {"name": principal.name, "role": principal.role.value}
 
 
-def describe_engine(engine: FrontEnd | None, to: Principal) -> dict[str, object] | None:
+def describe_engine(engine: EngineFront | None, to: Principal) -> dict[str, object] | None:
     """Return the engine's address and problem; None without an engine, and for agents."""
     return None if engine is None or to.role is Role.AGENT else {"url": engine.url, "problem": engine.problem}
 

@@ -30,7 +30,7 @@ from ..run.state import Status, StepState, read_record
 from ..run.step_log import PRINTING, KeptLog, LogLine, list_logs, read_records
 
 if TYPE_CHECKING:
-    from ...dispatch.engines import Address
+    from ...dispatch.engines import EngineAddress
     from ..file.schema import WorkflowFile
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -228,7 +228,7 @@ def _kept_from(step: str, state: StepState) -> str | None:
 
 
 def _run_logs(
-    run_id: str, step: str | None, follow: bool, number: int | None, on: Address | None
+    run_id: str, step: str | None, follow: bool, number: int | None, on: EngineAddress | None
 ) -> Callable[[bool], int]:
     wanted = _Wanted(step, number)
     body = partial(_follow if follow else _read, run_id, wanted)
@@ -314,7 +314,7 @@ def _follow(run_id: str, wanted: _Wanted) -> Outcome:
     return Outcome(Ending.FINISHED)
 
 
-def _read_engine(on: Address, run_id: str, wanted: _Wanted, follows: bool) -> Outcome:
+def _read_engine(on: EngineAddress, run_id: str, wanted: _Wanted, follows: bool) -> Outcome:
     """Print or return what the engine has of the output: the ends that the workers have sent."""
     module: Any = engine_at(on)
     engine, writer = module.open_runs(on), LabelledLines()

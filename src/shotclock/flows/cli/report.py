@@ -21,7 +21,7 @@ from ..engines import open_engine
 from ..report.report import Report, to_markdown
 
 if TYPE_CHECKING:
-    from ...dispatch.engines import Address
+    from ...dispatch.engines import EngineAddress
 
 PAGE_NAME_LENGTH = 200  # leaves room in a file name for the suffix of an unfinished page
 FORMATS = ("json", "markdown", "junit")
@@ -33,7 +33,7 @@ def _run_report(
     open: bool,
     output: str,
     output_file: str | None,
-    on: Address | None,
+    on: EngineAddress | None,
     timeout: int,
 ) -> ChildWork:
     writes = html is not None or open or output_file is not None
@@ -72,7 +72,7 @@ def _open_page(outcome: Outcome, *, says: bool) -> None:
         say_line(describe_page(data))
 
 
-def _list_runs(on: Address | None) -> Outcome:
+def _list_runs(on: EngineAddress | None) -> Outcome:
     with open_engine(on) as engine:
         runs = [run.as_row() for run in asyncio.run(engine.list_runs(20))]
     return Outcome(Ending.FINISHED, data={"runs": runs})

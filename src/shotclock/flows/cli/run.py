@@ -57,7 +57,7 @@ from .rerun import continue_run, file_of
 from .run_lines import RunLines
 
 if TYPE_CHECKING:
-    from ...dispatch.engines import Address
+    from ...dispatch.engines import EngineAddress
     from .live_view import View
 
 # An id is a word of commands that continue the run, and a part of other names.
@@ -76,7 +76,7 @@ class RunOptions:
     output: str | None = None
     output_file: str | None = None
     budget_ms: int | None = None  # the wait for a person; 0 is without limit
-    on: Address | None = None
+    on: EngineAddress | None = None
     queue: str | None = None
     heartbeat_ms: int | None = None
     tags: tuple[str, ...] = ()
