@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ..core.arguments import NotSerializable, find_conversions, misfit, plain_schema, signature_of
@@ -13,55 +14,65 @@ from ..core.errors import Failure, SideEffects
 from ..core.signatures import read_hints, wraps
 
 
-def refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Make `input()` in a command the failure INPUT_REQUIRED: commands have no terminal."""
+def around(
+    function: Callable[..., Any],
+    *,
+    supply: Callable[[], Mapping[str, Any]] = dict,
+    guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    change: Callable[[Any], Any] = lambda result: result,
+) -> Callable[..., Any]:
+    """Return the function with supplied arguments, called inside of a guard, and with its result changed."""
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def run_async(*arguments: Any, **named: Any) -> Any:
+            with guard():
+                return change(await function(*arguments, **named, **supply()))
+
+        return run_async
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
+        with guard():
+            return change(function(*arguments, **named, **supply()))
+
+    return run
+
+
+def refuse_questions(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Make `input()` in a command the failure INPUT_REQUIRED: commands have no terminal."""
+
+    @contextmanager
+    def guard() -> Iterator[None]:
         try:
-            return function(*arguments, **named)
+            yield
         except EOFError as error:
             if str(error) != "EOF when reading a line":  # not from `input`
                 raise
             message = f"{name} asks a question, and there is no terminal to answer it"
             raise Failure("INPUT_REQUIRED", message, side_effects=SideEffects.UNKNOWN) from None
 
-    return run
+    return around(function, guard=guard)
 
 
 def keep_exit_code(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Make `sys.exit(3)` in a command a failure with that exit code, and `sys.exit(text)` one with that message."""
-    if inspect.iscoroutinefunction(function):
 
-        @wraps(function)
-        async def run_async(*arguments: Any, **named: Any) -> Any:
-            try:
-                return await function(*arguments, **named)
-            except SystemExit as error:
-                raise _failure_of_exit(error, name) from None
-
-        return run_async
-
-    @wraps(function)
-    def run(*arguments: Any, **named: Any) -> Any:
+    @contextmanager
+    def guard() -> Iterator[None]:
         try:
-            return function(*arguments, **named)
+            yield
         except SystemExit as error:
-            raise _failure_of_exit(error, name) from None
+            if error.code is None or error.code == 0:
+                raise  # it reports success, which is no answer
+            if not isinstance(error.code, int):
+                raise Failure("GENERAL_ERROR", str(error.code)) from None
+            exit_code = error.code & 0xFF or 1  # as the system cuts it
+            failure = Failure("GENERAL_ERROR", f"{name} left with exit code {exit_code}")
+            failure.exit_code = exit_code
+            raise failure from None
 
-    return run
-
-
-def _failure_of_exit(error: SystemExit, name: str) -> BaseException:
-    """Return the failure for an exit; the exit itself where it reports success, which is no answer."""
-    if error.code is None or error.code == 0:
-        return error
-    if not isinstance(error.code, int):
-        return Failure("GENERAL_ERROR", str(error.code))
-    exit_code = error.code & 0xFF or 1  # as the system cuts it
-    failure = Failure("GENERAL_ERROR", f"{name} left with exit code {exit_code}")
-    failure.exit_code = exit_code
-    return failure
+    return around(function, guard=guard)
 
 
 def check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[..., Any]:
@@ -82,24 +93,7 @@ def check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[..
             return result
         raise Failure("RESULT_INVALID", f"{spec.name} did not return what it declares: {reason}", data=result)
 
-    return change_result(function, check)
-
-
-def change_result(function: Callable[..., Any], change: Callable[[object], object]) -> Callable[..., Any]:
-    """Return the function with its result passed through another one."""
-    if inspect.iscoroutinefunction(function):
-
-        @wraps(function)
-        async def run_async(*arguments: Any, **named: Any) -> Any:
-            return change(await function(*arguments, **named))
-
-        return run_async
-
-    @wraps(function)
-    def run(*arguments: Any, **named: Any) -> Any:
-        return change(function(*arguments, **named))
-
-    return run
+    return around(function, change=check)
 
 
 def argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,14 +25,7 @@ import warnings
 from asyncio import get_running_loop
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import (
-    Any,
-    Self,
-    TypedDict,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from ..calls.call import CallRequest
 from ..calls.executor import DEFAULT_WARM
@@ -55,7 +48,7 @@ from ..worker.lifespan import Lifespan, check_lifespan
 from ..worker.running_call import MAIN_ALIAS
 from ._command_function import (
     argument_checker,
-    change_result,
+    around,
     check_result,
     keep_exit_code,
     output_schema,
@@ -344,7 +337,7 @@ class App(ExplainsMembers):
         spec.operation()
         self._served[spec.name] = spec
         ready = supplied if inspect.iscoroutinefunction(supplied) else refuse_questions(supplied, spec.name)
-        self._functions[spec.name] = ready = change_result(ready, conversion_of(kind, spec.listing.mime_type))
+        self._functions[spec.name] = ready = around(ready, change=conversion_of(kind, spec.listing.mime_type))
         setattr(ready, "errors_shown", self.errors_shown)  # noqa: B010
         return function
 
@@ -454,44 +447,23 @@ class App(ExplainsMembers):
         return await self.call_with(command, arguments)
 
     async def call_with(
-        self,
-        command: str,
-        arguments: Mapping[str, object],
-        *,
-        timeout: object = None,
-        budget: object = None,
-        idempotency_key: str | None = None,
-        on_progress: Progress | None = None,
-        on_item: Callable[[object], None] | None = None,
-        confirm_destructive: bool = False,
+        self, command: str, arguments: Mapping[str, object], **options: Unpack[CallOptions]
     ) -> Envelope:
         """Call a command with a mapping of arguments, and with limits and callbacks of this one call."""
-        request = call_request(
-            command,
-            arguments,
-            timeout=timeout,
-            budget=budget,
-            idempotency_key=idempotency_key,
-            on_progress=on_progress,
-            on_item=on_item,
-            confirm_destructive=confirm_destructive,
-        )
+        request = call_request(command, arguments, **options)
         async with self:  # calls without a context share the running one, too
             return await self._entered[get_running_loop()].dispatcher.call(request)
 
     async def __aenter__(self) -> Self:
         loop = get_running_loop()
         if loop not in self._entered:
-            self._report_mistakes()
+            if not self._has_reported:
+                self._has_reported = True
+                for note in find_idle_completions(self.name, self._served.values()):
+                    warnings.warn(note, RuntimeWarning, stacklevel=2)
             self._entered[loop] = _Entered(await self.dispatcher().__aenter__())
         self._entered[loop].times += 1
         return self
-
-    def _report_mistakes(self) -> None:
-        if not self._has_reported:
-            self._has_reported = True
-            for note in find_idle_completions(self.name, self._served.values()):
-                warnings.warn(note, RuntimeWarning, stacklevel=3)
 
     def dispatcher(self) -> Dispatcher:
         """Return a dispatcher of the commands with workers of its own, to be entered."""

@@ -14,7 +14,6 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 from .._version import __version__
@@ -23,7 +22,7 @@ from ..calls.outcomes import outcome_of_error
 from ..calls.preloaded_zygote import Preloaded, Program
 from ..calls.runtime import Runtime
 from ..calls.stdin import Stdin
-from ..core.catalogue import Catalogue, CommandSpec, SecretParameter, hyphenate
+from ..core.catalogue import Catalogue, CommandSpec, hyphenate
 from ..core.content_blocks import blocks_of, describe_block
 from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending, Failure
@@ -126,9 +125,11 @@ def _main(app: CommandLineApp, catalogue: Catalogue, table: CommandTable, line: 
         version: dict[str, object] = {"version": catalogue.version}
         data = version if command is None else build_manifest(catalogue, __version__)
         envelope = _answer(catalogue, name, Outcome(Ending.FINISHED, data=data), mutates=False)
-        return deliver(
-            envelope, as_json, partial(_show_version, catalogue.name) if command is None else _show, catalogue.name
-        )
+
+        def show_version(_: Envelope) -> None:
+            write_quietly(sys.stdout, f"{catalogue.name} {catalogue.version}\n")
+
+        return deliver(envelope, as_json, show_version if command is None else _show, catalogue.name)
     return _perform(app, catalogue, spec, line, as_json)
 
 
@@ -187,7 +188,10 @@ def _describe_command(spec: CommandSpec) -> Subcommand:
         for name, schema in spec.input_schema.get("properties", {}).items()
         if name != "dry_run"
     ]
-    parameters += [_describe_secret(secret) for secret in spec.secrets]
+    for secret in spec.secrets:  # there is no option for its value: every user sees command lines
+        text = f"File with the secret, - for stdin [else: {secret.variable}]"
+        name = f"--{flag_name(secret.name)}-file"
+        parameters.append(option(name, "FILE", text, key=name, heading="Parameters"))
     parameters.sort(key=lambda parameter: not parameter.by_place)
     default = format_duration(spec.clocks.timeout_ms) if spec.clocks.timeout_ms else "none"
     common = [
@@ -234,12 +238,6 @@ def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, 
         key=name,
         heading="Parameters",
     )
-
-
-def _describe_secret(secret: SecretParameter) -> Option:
-    """Return the option for the file of a secret. There is none for its value: every user sees command lines."""
-    name, text = f"--{flag_name(secret.name)}-file", f"File with the secret, - for stdin [else: {secret.variable}]"
-    return option(name, "FILE", text, key=name, heading="Parameters")
 
 
 def _read_secrets(spec: CommandSpec, line: ParsedLine) -> None:
@@ -447,6 +445,10 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
         progress.clear()
         progress.update({key: value for key, value in values.items() if value is not None})
 
+    def print_log(level: str, message: str, logger: str | None) -> None:
+        where = f"{request.name} ({logger})" if logger else request.name
+        write_quietly(sys.stderr, f"{where}: {level}: {visible(message)}\n")
+
     interval_ms, beats = typed.get("--heartbeat-ms", typed.get("--heartbeat-interval")), None
     if interval_ms is not None:
         as_json = "--heartbeat-ms" in typed
@@ -459,17 +461,12 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
     try:
         with StopListener() as stop:
             async with dispatcher:
-                return await dispatcher.call(replace(request, stop=stop, on_log=partial(_print_log, request.name)))
+                return await dispatcher.call(replace(request, stop=stop, on_log=print_log))
     finally:
         if beats is not None:
             beats.cancel()
         if bar is not None:
             bar.close()
-
-
-def _print_log(name: str, level: str, message: str, logger: str | None) -> None:
-    where = f"{name} ({logger})" if logger else name
-    write_quietly(sys.stderr, f"{where}: {level}: {visible(message)}\n")
 
 
 def _ask_person(spec: CommandSpec, arguments: Mapping[str, object]) -> Problem | None:
@@ -506,11 +503,6 @@ def _deliver_unstarted(
     return deliver(
         _answer(catalogue, name, Outcome(Ending.NOT_STARTED, problem), clocks), as_json, _show, catalogue.name
     )
-
-
-def _show_version(name: str, envelope: Envelope) -> None:
-    assert isinstance(envelope.data, dict)
-    write_quietly(sys.stdout, f"{name} {envelope.data['version']}\n")
 
 
 def _show(envelope: Envelope) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
@@ -24,14 +25,14 @@ FILES_VARIABLE = "SHOTCLOCK_UI_FILES"  # read by shotclock.ui.tools, in another 
 def read_serve_options(**values: Any) -> Options:
     options, found = options_of(**values)
     if found:
-        raise Mistaken({each["field"].replace("_", "-"): each["message"] for each in found})
+        raise Mistaken({field.replace("_", "-"): message for field, message in found.items()})
     return options
 
 
 def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_stderr: bool = False) -> int:
     """Serve an App, or without a target the operators' page, until a signal. `to_stderr`: stdout is the protocol's."""
     try:
-        return serve_inbox(options) if target is None else serve_target(target, options)
+        return asyncio.run(serve_inbox(options)) if target is None else serve_target(target, options)
     except Failure as failure:
         if as_json and name == "serve":  # a client that started a server reads stderr, if anything
             say_line(f"shotclock: {failure.code}: {failure}")
@@ -83,7 +84,7 @@ def _serve_shell(timeout: int, idle: int, budget: int, cwd: str) -> Callable[[bo
         try:
             if not os.path.isdir(cwd):  # reported on stderr: the client that started us reads the protocol on stdout
                 raise Failure("CWD_UNUSABLE", f"--cwd: {cwd!r} is not a directory")
-            return serve_shell(ShellLimits(timeout, idle, budget), os.path.abspath(cwd))
+            return asyncio.run(serve_shell(ShellLimits(timeout, idle, budget), os.path.abspath(cwd)))
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
             return unstarted("serve shell", problem_in(failure), timeout_ms=0).exit_code

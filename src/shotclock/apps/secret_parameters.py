@@ -5,7 +5,6 @@ So it is in no schema, command line, approval, key or store. `Redaction` removes
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..core.catalogue import SecretParameter
 from ..core.errors import Failure
-from ..core.signatures import declare, read_signature, wraps
+from ..core.signatures import declare, read_signature
+from ._command_function import around
 
 
 def supply_secrets(
@@ -38,19 +38,7 @@ def supply_secrets(
                 raise Failure("ARGUMENT_REFUSED", f"{secret.name}: set {secret.variable} in the environment")
         return found
 
-    if inspect.iscoroutinefunction(function):
-
-        @wraps(function)
-        async def run_async(*arguments: Any, **named: Any) -> Any:
-            return await function(*arguments, **named, **values())
-
-        run: Callable[..., Any] = run_async
-    else:
-
-        @wraps(function)
-        def run(*arguments: Any, **named: Any) -> Any:
-            return function(*arguments, **named, **values())
-
+    run = around(function, supply=values)
     kept = [parameter for name, parameter in written.parameters.items() if name not in adapters]
     declare(run, written.replace(parameters=kept))
     return run

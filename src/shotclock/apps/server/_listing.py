@@ -31,11 +31,7 @@ def page_of(items: Sequence[T], params: Any, size: int | None) -> tuple[list[T],
         raise MCPError(code=INVALID_PARAMS, message="the cursor is not one of this list: list it from the start")
     if size is None or start + size >= len(items):
         return list(items[start:]), None
-    return list(items[start : start + size]), _write_cursor(start + size)
-
-
-def _write_cursor(start: int) -> str:
-    return base64.urlsafe_b64encode(f"after {start}".encode()).decode()
+    return list(items[start : start + size]), base64.urlsafe_b64encode(f"after {start + size}".encode()).decode()
 
 
 def _read_cursor(cursor: str) -> int | None:

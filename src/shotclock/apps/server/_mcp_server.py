@@ -29,7 +29,9 @@ from ._tools import CONTROLS, ServerTools, tools_of
 class SdkServer(Server[Any]):
     """The SDK's server. It announces changes of its lists only if there can be any."""
 
-    reloads = False
+    def __init__(self, catalogue: Catalogue, *, reloads: bool) -> None:
+        super().__init__(catalogue.name, version=catalogue.version, instructions=catalogue.summary or None)
+        self.reloads = reloads
 
     def get_capabilities(
         self,
@@ -59,14 +61,9 @@ class McpServer:
         clients: Clients | None = None,
     ) -> None:
         """Serve the commands of the dispatcher; with `own_tools`, these `tools` and no others."""
-        catalogue = dispatcher.catalogue
         self._limit_ms = operation_timeout_ms
         self._clients = clients or Clients()
-        self._reloads = reloads = self._clients.reloads
-        self.sdk: SdkServer = SdkServer(
-            catalogue.name, version=catalogue.version, instructions=catalogue.summary or None
-        )
-        self.sdk.reloads = reloads
+        self.sdk: SdkServer = SdkServer(dispatcher.catalogue, reloads=self._clients.reloads)
         self.middleware: ToolCallMiddleware = self._serve(dispatcher, own_tools, tools)
         self.former: list[ToolCallMiddleware] = []
         """Of replaced programs, the oldest first, with the calls that began in them."""
@@ -106,24 +103,23 @@ class McpServer:
             page, cursor = page_of(shown, params, catalogue.list_page_size)
             return ListToolsResult(tools=page, next_cursor=cursor)
 
-        limit_ms = catalogue.operation_timeout_ms if self._limit_ms is None else self._limit_ms
         middleware = ToolCallMiddleware(
             dispatcher,
             tools,
-            operation_timeout_ms=limit_ms,
+            operation_timeout_ms=catalogue.operation_timeout_ms if self._limit_ms is None else self._limit_ms,
             server_info=sdk.server_info_stamp,
             own_tools=own_tools,
             clients=clients,
         )
         sdk.add_request_handler("tools/list", PaginatedRequestParams, list_tools)
         sdk.get_tool_input_schema = schemas.get
-        sdk.middleware[:] = [*([clients.subscriptions.notice_client] if self._reloads else []), middleware]
+        sdk.middleware[:] = [*([clients.subscriptions.notice_client] if sdk.reloads else []), middleware]
         if own_tools is None:
             clients.log_levels.offer(sdk)
         # A later program may have resources, prompts or tasks, and handlers cannot be removed.
-        offer_resources(sdk, catalogue, middleware.serve, clients.subscriptions, always=self._reloads)
-        offer_prompts(sdk, catalogue, middleware.serve, always=self._reloads)
-        middleware.tasks.offer(sdk, always=self._reloads)
+        offer_resources(sdk, catalogue, middleware.serve, clients.subscriptions, always=sdk.reloads)
+        offer_prompts(sdk, catalogue, middleware.serve, always=sdk.reloads)
+        middleware.tasks.offer(sdk, always=sdk.reloads)
         return middleware
 
     def stop(self, signal_name: str) -> None:

@@ -36,7 +36,7 @@ GIVES_WAY_AFTER_MS = 60_000  # for a client to ask its person and come back, bef
 
 
 @record
-class BackedCall:
+class GuardedCall:
     """A call under the backstop of the server."""
 
     owner: ToolCallMiddleware
@@ -53,22 +53,22 @@ class BackedCall:
 
 class PausedCalls:
     def __init__(self) -> None:
-        self._calls: dict[str, BackedCall] = {}
+        self._calls: dict[str, GuardedCall] = {}
         """By the state that names them, the longest pause first."""
 
-    def pause(self, backed: BackedCall, server_info: Mapping[str, Any]) -> dict[str, Any] | None:
+    def pause(self, guarded: GuardedCall, server_info: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the answer that asks the client; None if there is nothing to ask, or no place."""
-        link = backed.request.link
+        link = guarded.request.link
         requests = link.input_requests()
         if not requests:  # it has stopped asking
             return None
-        if not self._make_room(backed):
+        if not self._make_room(guarded):
             link.refuse(Failure("CANNOT_ASK", f"{MOST_PAUSED} calls of the client wait for answers"))
             return None
         state = secrets.token_urlsafe(32)
-        backed.paused_ns = monotonic_ns()
-        backed.expiry = asyncio.get_running_loop().call_later(ASK_LIMIT_MS / 1000, self._expire, state)
-        self._calls[state] = backed
+        guarded.paused_ns = monotonic_ns()
+        guarded.expiry = asyncio.get_running_loop().call_later(ASK_LIMIT_MS / 1000, self._expire, state)
+        self._calls[state] = guarded
         return {
             "resultType": "input_required",
             "inputRequests": requests,
@@ -76,8 +76,8 @@ class PausedCalls:
             "_meta": {SERVER_INFO_META_KEY: server_info},
         }
 
-    def _make_room(self, backed: BackedCall) -> bool:
-        principal = backed.request.principal
+    def _make_room(self, guarded: GuardedCall) -> bool:
+        principal = guarded.request.principal
         states = [state for state, each in self._calls.items() if each.request.principal == principal]
         if len(states) < MOST_PAUSED:
             return True
@@ -88,22 +88,22 @@ class PausedCalls:
 
     def owner_of(self, ctx: Context) -> ToolCallMiddleware | None:
         """Return the owner of the call that a request continues. The program may have been replaced meanwhile."""
-        backed = self._calls.get(_state_in(ctx) or "")
-        return None if backed is None else backed.owner
+        guarded = self._calls.get(_state_in(ctx) or "")
+        return None if guarded is None else guarded.owner
 
-    def take(self, ctx: Context, request: ToolRequest) -> BackedCall | None:
+    def take(self, ctx: Context, request: ToolRequest) -> GuardedCall | None:
         """Return the paused call that a request continues; None if it begins one. Raises MCPError."""
         responses_in(ctx)  # refused before the call is taken
         state = _state_in(ctx)
         if state is None:
             return None
-        backed = self._calls.get(state)
+        guarded = self._calls.get(state)
         asked = request.name, request.arguments, request.principal
-        if backed is None or asked != (backed.request.name, backed.request.arguments, backed.request.principal):
+        if guarded is None or asked != (guarded.request.name, guarded.request.arguments, guarded.request.principal):
             message = "requestState names no waiting call of this request: it may have ended; call again without it"
             raise MCPError(code=INVALID_PARAMS, message=message)
         self._remove(state)
-        return backed
+        return guarded
 
     def stop_all(self, owner: ToolCallMiddleware) -> None:
         for state in [state for state, each in self._calls.items() if each.owner is owner]:
@@ -113,11 +113,11 @@ class PausedCalls:
         """Stop a paused call: its client has not answered in time, or the server ends."""
         self._remove(state).task.cancel()
 
-    def _remove(self, state: str) -> BackedCall:
-        backed = self._calls.pop(state)
-        if backed.expiry is not None:
-            backed.expiry.cancel()
-        return backed
+    def _remove(self, state: str) -> GuardedCall:
+        guarded = self._calls.pop(state)
+        if guarded.expiry is not None:
+            guarded.expiry.cancel()
+        return guarded
 
 
 def _state_in(ctx: Context) -> str | None:

@@ -35,7 +35,7 @@ from ...dispatch.dispatcher import Dispatcher
 from ...supervise.clock import monotonic_ns
 from ...worker.context import ASK_CLIENT, RESOURCE_UPDATED, Caller, Scope, current_scope
 from ._listing import missing_in, refusal_of
-from ._paused_calls import BackedCall, PausedCalls
+from ._paused_calls import GuardedCall, PausedCalls
 from ._results import LONGEST_RESULT, make_fit, names_result, render_result, replace_by_error
 from ._subscriptions import Subscriptions
 from ._tasks import Tasks
@@ -105,10 +105,6 @@ class ToolCallMiddleware:
         self.dispatcher = dispatcher
         self.tools = tools
         self._specs = {spec.name: spec for spec in dispatcher.catalogue.everything}
-        self._with_justification = {name for name, spec in self._specs.items() if takes_justification(spec)}
-        self._wrapped = {name for name, spec in self._specs.items() if names_result(spec.output_schema)}
-        self._may_be_unfinished = {name for name, spec in self._specs.items() if spec.may_be_unfinished}
-        self._without_schema = {name for name, spec in self._specs.items() if spec.output_schema is None}
         self._limit_ms = operation_timeout_ms
         self._server_info = server_info
         if own_tools is None:
@@ -168,14 +164,15 @@ class ToolCallMiddleware:
 
     def _render(self, ctx: ServerRequestContext[Any, Any], name: str, envelope: Envelope) -> dict[str, Any]:
         server_info = self._server_info if ctx.protocol_version in MODERN else None
+        spec = self._specs.get(name)
         try:
             text = self.own_tools.text_of(name, envelope) if name in self._own else None
             return render_result(
                 envelope,
                 server_info,
-                is_wrapped=name in self._wrapped,
-                has_schema=name not in self._without_schema,
-                has_state=name in self._may_be_unfinished,
+                is_wrapped=spec is not None and names_result(spec.output_schema),
+                has_schema=spec is None or spec.output_schema is not None,
+                has_state=spec is not None and spec.may_be_unfinished,
                 shown=text,
                 most=self._most,
             )
@@ -226,7 +223,7 @@ class ToolCallMiddleware:
             may_ask = is_tool and self.dispatcher.catalogue.elicitation and self._may_ask(name)
             decider = decider_at(ctx, request.principal) if may_ask else None
             if paused is not None:
-                answered = await self._back(paused)
+                answered = await self._answer_within_backstop(paused)
             elif decider is None:
                 answered = await self._carry_out(request)
             else:
@@ -305,7 +302,7 @@ class ToolCallMiddleware:
         self._work.add(task)
         task.add_done_callback(self._work.discard)
         stop = self._stopper(call, task, request.stop)
-        return await self._back(BackedCall(self, call, task, stop, tool_request, monotonic_ns()))
+        return await self._answer_within_backstop(GuardedCall(self, call, task, stop, tool_request, monotonic_ns()))
 
     def _read(self, tool_request: ToolRequest, refusal: Outcome | None) -> CallRequest:
         """Read a request. One that cannot be read or done carries its refusal."""
@@ -343,7 +340,7 @@ class ToolCallMiddleware:
                 request.justification = justification
             else:
                 mistakes.append({"field": JUSTIFICATION, "message": "must be a text"})
-            if name in self._with_justification:
+            if takes_justification(spec):
                 request.arguments = {field: value for field, value in arguments.items() if field != JUSTIFICATION}
         if mistakes:
             request.refusal = invalid(mistakes)
@@ -386,21 +383,21 @@ class ToolCallMiddleware:
             stop.add_done_callback(cancel)
         return stop
 
-    async def _back(self, backed: BackedCall) -> Envelope | dict[str, Any]:
+    async def _answer_within_backstop(self, guarded: GuardedCall) -> Envelope | dict[str, Any]:
         """Wait for a call, and answer it when the backstop fires, even if its work hangs.
 
         The work is a task of its own: neither the SDK's cancellation, which is repeated until obeyed, nor the backstop
         waits for it. Returns a mapping if the call is paused until its client has answered a question.
         """
-        call, task, stop = backed.call, backed.task, backed.stop
+        call, task, stop = guarded.call, guarded.task, guarded.stop
         if stop is not None:
             self._stops.add(stop)
             if self._stopped_by is not None and not stop.done():
                 stop.set_result(self._stopped_by)
         try:
-            paused = await self._wait(backed)
+            paused = await self._wait(guarded)
         except asyncio.CancelledError:
-            self._leave(task)
+            self._drop(task)
             raise
         finally:
             if stop is not None:
@@ -410,8 +407,14 @@ class ToolCallMiddleware:
         if task.done():
             return _name_tools(_answer_of(call, task))
         self.counts.backstop += 1
-        call.cancellation.reason = self._operation_timeout(call)
-        self._leave(task, late=True)
+        limit_ms, elapsed_ms = self._limit_ms, (monotonic_ns() - call.started_ns) // NS_PER_MS
+        call.cancellation.reason = Problem(
+            BACKSTOP,
+            f"{call.name} did not end within the server's {format_duration(limit_ms)}",
+            fired=Fired(ClockKind.OPERATION, "server", limit_ms, elapsed_ms),
+            context={"timeout_ms": limit_ms},
+        )
+        self._drop(task, late=True)
         grace_ms = min(call.bound.grace_ms, LONGEST_GRACE_MS)
         await asyncio.wait((task,), timeout=grace_ms / 1000 + STOPPED_WITHIN_S)
         envelope = _answer_of(call, task)
@@ -419,31 +422,31 @@ class ToolCallMiddleware:
             envelope.meta.update(timeout_ms=self._limit_ms, remaining_ms=0)
         return _name_tools(envelope)
 
-    async def _wait(self, backed: BackedCall) -> dict[str, Any] | None:
+    async def _wait(self, guarded: GuardedCall) -> dict[str, Any] | None:
         """Wait for the end of a call or the backstop. Returns the answer of one that is paused."""
-        task, link, left_s = backed.task, backed.request.link, self._left_s(backed)
+        task, link, left_s = guarded.task, guarded.request.link, self._left_s(guarded)
         while left_s != 0:
             if link.is_asking:
                 await asyncio.wait((task,), timeout=GATHER_S)
-                if not task.done() and (paused := self._paused.pause(backed, self._server_info)):
+                if not task.done() and (paused := self._paused.pause(guarded, self._server_info)):
                     return paused
             else:
                 await asyncio.wait((task, link.asked), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 break
-            left_s = self._left_s(backed)
+            left_s = self._left_s(guarded)
         return None
 
-    def _left_s(self, backed: BackedCall) -> float | None:
+    def _left_s(self, guarded: GuardedCall) -> float | None:
         """Return the time until the backstop, which does not count the wait for an answer of the client."""
-        link = backed.request.link
+        link = guarded.request.link
         if not self._limit_ms:
             return None
-        worked_ns = monotonic_ns() - backed.began_ns - link.waited_ns
+        worked_ns = monotonic_ns() - guarded.began_ns - link.waited_ns
         left_s = max(0.0, self._limit_ms / 1000 - worked_ns / 1e9)
         return max(left_s, GATHER_S) if link.is_waiting else left_s
 
-    def _leave(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
+    def _drop(self, task: asyncio.Task[Envelope], *, late: bool = False) -> None:
         """Stop work whose caller is answered or gone, and drop its result."""
 
         def count(task: asyncio.Task[Envelope]) -> None:
@@ -453,15 +456,6 @@ class ToolCallMiddleware:
         if late:
             task.add_done_callback(count)
         task.cancel()
-
-    def _operation_timeout(self, call: Call) -> Problem:
-        limit_ms, elapsed_ms = self._limit_ms, (monotonic_ns() - call.started_ns) // NS_PER_MS
-        return Problem(
-            BACKSTOP,
-            f"{call.name} did not end within the server's {format_duration(limit_ms)}",
-            fired=Fired(ClockKind.OPERATION, "server", limit_ms, elapsed_ms),
-            context={"timeout_ms": limit_ms},
-        )
 
 
 def principal_at(request: Any) -> Principal:

@@ -90,31 +90,21 @@ def tools_of(catalogue: Catalogue) -> dict[str, Tool]:
 
 
 def _command_tool(spec: CommandSpec) -> Tool:
+    shared = {ISOLATION_KEY: spec.isolation} if spec.isolation == "shared" else {}
     return Tool(
         name=spec.name,
         title=spec.listing.title,
         description=_description(spec) or None,
         icons=icons_of(spec),
-        _meta=_meta_of(spec),
+        _meta={**(spec.listing.meta or {}), **shared} or None,
         input_schema={"type": "object", **_input_schema(spec)},
         output_schema=result_schema(spec.output_schema, may_be_unfinished=spec.may_be_unfinished),
-        annotations=_hints(spec),
-    )
-
-
-def _meta_of(spec: CommandSpec) -> dict[str, Any] | None:
-    """Return what clients may know beside the protocol's own fields."""
-    own = {ISOLATION_KEY: spec.isolation} if spec.isolation == "shared" else {}
-    return {**(spec.listing.meta or {}), **own} or None
-
-
-def _hints(spec: CommandSpec) -> ToolAnnotations | None:
-    """Return the hints that the author declared. Without one, the protocol's default counts: destructive."""
-    return ToolAnnotations(
-        read_only_hint=None if spec.mutates else True,
-        destructive_hint=spec.destructive,
-        idempotent_hint=spec.idempotent or None,
-        open_world_hint=spec.open_world,
+        annotations=ToolAnnotations(  # where the author declared nothing, the protocol's default counts: destructive
+            read_only_hint=None if spec.mutates else True,
+            destructive_hint=spec.destructive,
+            idempotent_hint=spec.idempotent or None,
+            open_world_hint=spec.open_world,
+        ),
     )
 
 
@@ -127,10 +117,7 @@ def _input_schema(spec: CommandSpec) -> JsonSchema:
     if takes_justification(spec):
         added[JUSTIFICATION] = {"type": "string", "description": "Why the operator should approve this call."}
     if spec.needs_confirmation:
-        added[CONFIRMATION] = {
-            "type": "boolean",
-            "description": "Do it. Without this it only reports its effects.",
-        }
+        added[CONFIRMATION] = {"type": "boolean", "description": "Do it. Without this it only reports its effects."}
     properties = {name: _without_title(name, each) for name, each in spec.input_schema.get("properties", {}).items()}
     return {**spec.input_schema, "properties": {**properties, **added}}
 
@@ -237,23 +224,6 @@ def _own_tool(name: str) -> Tool:
     )
 
 
-def mistakes_in(name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-    properties = _PROPERTIES[name]
-    mistakes = {field: "is required" for field in _REQUIRED[name] if field not in arguments}
-    for field, value in arguments.items():
-        if field not in properties:
-            mistakes[field[:100]] = f"is not an argument of it; it takes {', '.join(properties)}"
-        elif (message := _find_mistake(field, properties[field], value)) is not None:
-            mistakes[field] = message
-    if ("path" in arguments) != ("proposed" in arguments):
-        mistakes["path"] = "a proposed file needs both `path` and `proposed`"
-    if "path" in arguments and "choices" in arguments:
-        mistakes["choices"] = "a proposed file is approved, modified or rejected"
-    if name == JOB_TOOL and "action" not in mistakes and arguments["action"] != "list" and "job_id" not in arguments:
-        mistakes["job_id"] = "must name the job"
-    return [{"field": field, "message": message} for field, message in mistakes.items()]
-
-
 def _find_mistake(field: str, schema: JsonSchema, value: object) -> str | None:
     match schema["type"]:
         case "integer" if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -304,7 +274,21 @@ class OwnTools:
         self.budget_ms: int = person_wait.read_response_budget_ms() if {PROPOSE, CHECK, WITHDRAW} & {*names} else 0
 
     def mistakes_in(self, name: str, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
-        return mistakes_in(name, arguments)
+        properties = _PROPERTIES[name]
+        mistakes = {field: "is required" for field in _REQUIRED[name] if field not in arguments}
+        for field, value in arguments.items():
+            if field not in properties:
+                mistakes[field[:100]] = f"is not an argument of it; it takes {', '.join(properties)}"
+            elif (message := _find_mistake(field, properties[field], value)) is not None:
+                mistakes[field] = message
+        if ("path" in arguments) != ("proposed" in arguments):
+            mistakes["path"] = "a proposed file needs both `path` and `proposed`"
+        if "path" in arguments and "choices" in arguments:
+            mistakes["choices"] = "a proposed file is approved, modified or rejected"
+        needs_job = name == JOB_TOOL and "action" not in mistakes and arguments["action"] != "list"
+        if needs_job and "job_id" not in arguments:
+            mistakes["job_id"] = "must name the job"
+        return [{"field": field, "message": message} for field, message in mistakes.items()]
 
     def wait_ms(self, name: str, arguments: Mapping[str, Any]) -> int | None:
         if name in CONTROLS or (name == JOB_TOOL and arguments["action"] != "wait"):
@@ -460,7 +444,9 @@ def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
     ask = proposal.ask
     message = _done(proposal)
     if ask.justification:
-        message += "\n\n" + _beginning(f"The agent says: {ask.justification}", WHY_LENGTH, proposal.id)
+        message += f"\n\nThe agent says: {visible(ask.justification[:WHY_LENGTH])}"
+        if len(ask.justification) > WHY_LENGTH:
+            message += f"\n… only the beginning is shown here; all of it: shotclock inbox show {proposal.id}"
     properties: dict[str, Any] = {}
     if ask.kind is Kind.QUESTION:
         properties["answer"] = {"type": "string", "title": "Answer"}
@@ -478,12 +464,6 @@ def _done(proposal: Proposal) -> str:
     """Return the action, with the whole new text of a file."""
     file = proposal.ask.file
     return proposal.ask.text if file is None else f"{proposal.ask.text}\n\nThe whole text:\n{visible(file.proposed)}"
-
-
-def _beginning(text: str, limit: int, id: str) -> str:
-    if len(text) <= limit:
-        return visible(text)
-    return f"{visible(text[:limit])}\n… only the beginning is shown here; all of it: shotclock inbox show {id}"
 
 
 def input_required(proposal: Proposal) -> dict[str, Any]:

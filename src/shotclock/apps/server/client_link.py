@@ -222,7 +222,10 @@ class ClientLink:
         if params.get("mode") == "url" and not is_modern:
             self._url_ids[name] = secrets.token_hex(16)
             params = {**params, "elicitationId": self._url_ids[name]}
-        request = checked_request(method, params)
+        try:
+            request = kind.request.model_validate({"method": method, "params": params})
+        except ValidationError as error:
+            raise Failure("CANNOT_ASK", f"it is no {method}: {_first_line(error)}") from None
         if is_modern and name in self._given:
             return checked_answer(method, self._given.pop(name))
         if is_modern and (ctx.method not in PAUSABLE or name in self._questions):
@@ -280,14 +283,6 @@ def capabilities_of(ctx: Context) -> dict[str, Any]:
     """Return the capabilities that a client declared, as JSON."""
     declared = ctx.session.client_capabilities
     return {} if declared is None else declared.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
-def checked_request(method: str, params: Mapping[str, Any]) -> Any:
-    """Return a question as a request of the SDK. Raises Failure CANNOT_ASK."""
-    try:
-        return KINDS[method].request.model_validate({"method": method, "params": params})
-    except ValidationError as error:
-        raise Failure("CANNOT_ASK", f"it is no {method}: {_first_line(error)}") from None
 
 
 def responses_in(ctx: Context) -> Mapping[str, Any]:

@@ -92,9 +92,9 @@ def options_of(
     pass_header: Iterable[str] = (),
     result_limit: object = LONGEST_CONTENT,
     **authorisation: Any,
-) -> tuple[Options, list[dict[str, str]]]:
+) -> tuple[Options, dict[str, str]]:
     """Return the options, and every mistake in them. `authorisation` has those of read_authorisation."""
-    mistakes: list[dict[str, str]] = []
+    mistakes: dict[str, str] = {}
     address = limit_ms = None
     has_issuer = authorisation.get("issuer") is not None
     if http is not None:
@@ -102,43 +102,39 @@ def options_of(
             address = parse_address(http)
             check_reach(address, lambda: has_issuer or _has_tokens(), require_token=require_token)
         except ValueError as error:
-            mistakes.append({"field": "http", "message": str(error)})
+            mistakes["http"] = str(error)
     elif require_token:
-        mistakes.append({"field": "require_token", "message": "goes with --http: there are no tokens on stdin"})
+        mistakes["require_token"] = "goes with --http: there are no tokens on stdin"
     accepted, found = read_authorisation(address, **authorisation)
-    mistakes += found
     if reload and has_issuer:
-        mistakes.append({"field": "reload", "message": "is for the author of an App, and does not go with --issuer"})
+        mistakes["reload"] = "is for the author of an App, and does not go with --issuer"
     if on is not None and http is None:
-        mistakes.append({"field": "on", "message": "goes with --http: the operators' page shows its runs"})
+        mistakes["on"] = "goes with --http: the operators' page shows its runs"
     headers = tuple(name.lower() for name in ([pass_header] if isinstance(pass_header, str) else pass_header))
     if bad := [name for name in headers if name in _CREDENTIALS or not _HEADER.fullmatch(name)]:
         why = "has credentials, which functions do not see" if bad[0] in _CREDENTIALS else "is no name of a header"
-        mistakes.append({"field": "pass_header", "message": f"{bad[0]!r} {why}"})
+        mistakes["pass_header"] = f"{bad[0]!r} {why}"
     elif headers and http is None:
-        mistakes.append({"field": "pass_header", "message": "goes with --http: there are no headers on stdin"})
+        mistakes["pass_header"] = "goes with --http: there are no headers on stdin"
     most = result_limit if isinstance(result_limit, int) else 0
     if not LEAST_RESULT <= most <= LONGEST_CONTENT:
-        message = f"must be a number of bytes between {LEAST_RESULT} and {LONGEST_CONTENT}"
-        mistakes.append({"field": "result_limit", "message": message})
+        mistakes["result_limit"] = f"must be a number of bytes between {LEAST_RESULT} and {LONGEST_CONTENT}"
     if operation_timeout is not None and operation_timeout_ms is not None:
-        message = "give it once: as a duration, or in milliseconds"
-        mistakes.append({"field": "operation_timeout", "message": message})
+        mistakes["operation_timeout"] = "give it once: as a duration, or in milliseconds"
     elif operation_timeout is not None:
         try:
             limit_ms = parse_duration_ms(operation_timeout)
         except DurationError as error:
-            mistakes.append({"field": "operation_timeout", "message": str(error)})
+            mistakes["operation_timeout"] = str(error)
     elif operation_timeout_ms is not None:
         written = str(operation_timeout_ms)
         if written.isascii() and written.isdecimal() and len(written) < 12:
             limit_ms = int(written)
         else:
-            mistakes.append(
-                {"field": "operation_timeout_ms", "message": f"{written!r} is not a number of milliseconds"}
-            )
+            mistakes["operation_timeout_ms"] = f"{written!r} is not a number of milliseconds"
     token = require_token or has_issuer
-    return Options(address, limit_ms, token, elicitation, on, accepted, reload, headers, most), mistakes
+    options = Options(address, limit_ms, token, elicitation, on, accepted, reload, headers, most)
+    return options, mistakes | {each["field"]: each["message"] for each in found}
 
 
 def _has_tokens() -> bool:
@@ -170,12 +166,8 @@ async def _look_at_engine(on: EngineAddress | None, store: Callable[[], Store]) 
         yield front_end
 
 
-def serve_inbox(options: Options) -> int:
+async def serve_inbox(options: Options) -> int:
     """Serve the operators' page alone, and return the exit code. Raises Failure."""
-    return asyncio.run(_serve_inbox(options))
-
-
-async def _serve_inbox(options: Options) -> int:
     assert options.address is not None
     async with contextlib.AsyncExitStack() as stack:
         stderr = stack.enter_context(unblock_stderr())
@@ -232,8 +224,8 @@ async def _serve_http(
 
 def serve_app(app: ServedApp, **written: Any) -> None:
     """Serve an App from its own program; its functions run elsewhere. Raises Failure, and SystemExit at a signal."""
-    options, mistakes = options_of(**written)
-    if mistakes:
+    options, found = options_of(**written)
+    if mistakes := [{"field": field, "message": message} for field, message in found.items()]:
         raise Failure("ARG_ERROR", join_problems(mistakes), context={"errors": mistakes})
     runtime = Runtime(
         program=app.program,
@@ -241,7 +233,6 @@ def serve_app(app: ServedApp, **written: Any) -> None:
         workers=app.workers or DEFAULT_WARM,
         most_workers=share_descriptors(MOST_WORKERS)[0],
     )
-
     code = asyncio.run(_serve(runtime, app.program, options, lambda: _describe(app, runtime)))
     if code:
         sys.exit(code)
@@ -377,12 +368,8 @@ async def open_server(app: ServedApp) -> AsyncIterator[McpServer]:
                 yield McpServer(dispatcher)
 
 
-def serve_shell(limits: ShellLimits, folder: str) -> int:
+async def serve_shell(limits: ShellLimits, folder: str) -> int:
     """Serve a shell to one client, on stdin and stdout, and return the exit code. Raises Failure."""
-    return asyncio.run(_serve_shell(limits, folder))
-
-
-async def _serve_shell(limits: ShellLimits, folder: str) -> int:
     signals = StopSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(relay_stderr())

@@ -26,7 +26,8 @@ def describe_calls(found: CallsNow, now: WallTime) -> dict[str, Any]:
     open_calls = CallsNow(shown, (), ()).describe_open(now, can_see)
     failed = [(call.started_at + call.duration_ms, _describe_ended(call)) for call in found.ended]
     failed += [(call.started_at, _describe_lost(call, now)) for call in found.lost]
-    lately = [row for at, row in sorted(failed, key=_time, reverse=True) if now.ms - at.ms <= LATELY_MS]
+    failed.sort(key=lambda each: each[0].ms, reverse=True)
+    lately = [row for at, row in failed if now.ms - at.ms <= LATELY_MS]
     return {
         "wrapped": [
             {**row, "id": _id_of(call), "more": _command("--running", call)}
@@ -37,10 +38,6 @@ def describe_calls(found: CallsNow, now: WallTime) -> dict[str, Any]:
         "failed_has_more": len(lately) >= MOST_FAILED,
         "failed_command": f"shotclock calls --failed --since {format_duration(LATELY_MS)}",
     }
-
-
-def _time(row: tuple[WallTime, dict[str, Any]]) -> int:
-    return row[0].ms
 
 
 def _id_of(call: OpenCall) -> str:
