@@ -201,7 +201,11 @@ def _name_bare_value(schema: JsonSchema, definitions: JsonSchema) -> JsonSchema:
         if choice in schema:
             options = [_name_bare_value(option, definitions) for option in schema[choice]]
             return {**_without(_without(schema, choice), "discriminator"), "anyOf": options}
-    meant = follow(schema, definitions)
+    meant = schema
+    for _ in range(16):  # a definition that refers to itself ends somewhere
+        if "$ref" not in meant:
+            break
+        meant = definitions.get(meant["$ref"].rpartition("/")[2], {})
     if any(choice in meant for choice in ("anyOf", "oneOf")) and meant is not schema:
         return _name_bare_value(meant, definitions)
     values = meant.get("enum", [meant["const"]] if "const" in meant else [])
@@ -211,15 +215,6 @@ def _name_bare_value(schema: JsonSchema, definitions: JsonSchema) -> JsonSchema:
 
 
 _BARE = ("string", "integer", "number", "boolean")
-
-
-def follow(schema: JsonSchema, definitions: JsonSchema) -> JsonSchema:
-    """Return the schema that a reference means."""
-    for _ in range(16):  # a definition that refers to itself ends somewhere
-        if "$ref" not in schema:
-            break
-        schema = definitions.get(schema["$ref"].rpartition("/")[2], {})
-    return schema
 
 
 def resolve_schema(schema: JsonSchema, definitions: JsonSchema) -> JsonSchema:

@@ -38,6 +38,7 @@ from ..terminal.output import (
     StopListener,
     confirm,
     emit_text,
+    find_screen,
     flush_quietly,
     note_stops,
     read_stdin,
@@ -454,8 +455,8 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
         as_json = "--heartbeat-ms" in typed
         beats = asyncio.ensure_future(_beat(request.name, interval_ms, progress, as_json=as_json))
         request = replace(request, on_progress=on_progress)
-    is_quiet = beats is None and request.on_item is None
-    bar = ProgressBar.on_terminal(request.name) if is_quiet else None
+    screen = find_screen() if beats is None and request.on_item is None else None
+    bar = None if screen is None else ProgressBar(request.name, screen)
     if bar is not None:
         request = replace(request, on_progress=bar.show)
     try:

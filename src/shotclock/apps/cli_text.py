@@ -10,7 +10,7 @@ from typing import Any
 from ..core.limits import NS_PER_MS, format_duration
 from ..core.visible_text import one_line
 from ..supervise.clock import monotonic_ns
-from ..terminal.output import Screen, find_screen, is_terminal, write_quietly
+from ..terminal.output import Screen, is_terminal, write_quietly
 
 BAR_WIDTH = 24
 REDRAW_NS = 100 * NS_PER_MS
@@ -111,12 +111,6 @@ class ProgressBar:
         self._name, self._screen = name, screen
         self._began_ns = monotonic_ns()
         self._drawn_ns = 0
-
-    @classmethod
-    def on_terminal(cls, name: str) -> ProgressBar | None:
-        """Return a bar; None where stderr is no terminal that can draw one."""
-        screen = find_screen()
-        return None if screen is None else cls(name, screen)
 
     def show(self, done: float, total: float | None, unit: str | None) -> None:
         now_ns = monotonic_ns()

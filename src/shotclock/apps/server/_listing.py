@@ -42,8 +42,14 @@ def _read_cursor(cursor: str) -> int | None:
     return int(number) if word == "after" and number.isascii() and number.isdecimal() and len(number) < 10 else None
 
 
-def icons_of(spec: CommandSpec) -> list[Icon] | None:
-    return [Icon.model_validate(icon) for icon in spec.listing.icons] or None
+def shown_fields(spec: CommandSpec) -> dict[str, Any]:
+    """Return the fields that the protocol has for tools, prompts and resources alike."""
+    return {
+        "title": spec.listing.title,
+        "description": spec.description or None,
+        "icons": [Icon.model_validate(icon) for icon in spec.listing.icons] or None,
+        "_meta": spec.listing.meta or None,
+    }
 
 
 def values_of(spec: CommandSpec, texts: Mapping[str, str]) -> dict[str, object]:

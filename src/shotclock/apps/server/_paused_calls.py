@@ -3,8 +3,6 @@
 The function waits in its worker. The state that names the call is a secret; the request that brings it has to be the
 same one, by the same principal. The protocol has no message by which a client gives up: its call is stopped when the
 time of an answer is over, or when it has waited for a while and a further call of the principal needs the place.
-
-docs/design.md: R27.
 """
 
 from __future__ import annotations

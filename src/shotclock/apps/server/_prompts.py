@@ -25,7 +25,7 @@ from mcp_types import (
 from ...core.catalogue import Catalogue, CommandSpec
 from ...core.envelope import Envelope
 from ...core.uri_template import is_template, parse_template
-from ._listing import Context, Serve, icons_of, kinds_of, page_of, refusal_of, takes_text, values_of
+from ._listing import Context, Serve, kinds_of, page_of, refusal_of, shown_fields, takes_text, values_of
 
 
 def offer_prompts(server: Server[Any], catalogue: Catalogue, serve: Serve, *, always: bool = False) -> None:
@@ -97,14 +97,7 @@ def _written(template: str) -> str:
 def _prompt(name: str, spec: CommandSpec) -> Prompt:
     required = spec.input_schema.get("required", ())
     arguments = [_argument(spec, each, each in required) for each in spec.input_schema["properties"]]
-    return Prompt(
-        name=name,
-        title=spec.listing.title,
-        description=spec.description or None,
-        arguments=arguments or None,
-        icons=icons_of(spec),
-        _meta=spec.listing.meta,
-    )
+    return Prompt(name=name, arguments=arguments or None, **shown_fields(spec))
 
 
 def _argument(spec: CommandSpec, name: str, is_required: bool) -> PromptArgument:

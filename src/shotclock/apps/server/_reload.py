@@ -3,7 +3,7 @@
     files ── change ── new processes import the program ── lists and later calls ── clients are informed
                                 └ it cannot be imported: a line on stderr, and the former program stays
 
-Calls that began finish in the processes of their own program. docs/design.md: R76.
+Calls that began finish in the processes of their own program (AGENTS.md: a call belongs to its program).
 """
 
 from __future__ import annotations

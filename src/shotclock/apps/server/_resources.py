@@ -22,7 +22,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from ...core.catalogue import Catalogue, CommandSpec
 from ...core.envelope import Envelope
 from ...core.uri_template import is_template, parse_template
-from ._listing import Context, Serve, icons_of, page_of, refusal_of, values_of
+from ._listing import Context, Serve, page_of, refusal_of, shown_fields, values_of
 from ._subscriptions import Subscriptions
 
 # Of a resource that does not exist. The 2026 revision uses the code of wrong parameters, and never this one.
@@ -39,8 +39,8 @@ def offer_resources(
     size = catalogue.list_page_size
     fixed = {spec.listing.uri: spec for spec in specs if not is_template(spec.listing.uri)}
     templates = [(parse_template(spec.listing.uri), spec) for spec in specs if is_template(spec.listing.uri)]
-    shown_resources = [_resource(spec) for spec in fixed.values()]
-    shown_templates = [_template(spec) for _, spec in templates]
+    shown_resources = [Resource(uri=uri, **_shown(spec)) for uri, spec in fixed.items()]
+    shown_templates = [ResourceTemplate(uri_template=spec.listing.uri, **_shown(spec)) for _, spec in templates]
 
     def find(ctx: Context, uri: str) -> tuple[CommandSpec, dict[str, object]]:
         if uri in fixed:
@@ -77,23 +77,8 @@ def offer_resources(
     subscriptions.offer(server, find)
 
 
-def _resource(spec: CommandSpec) -> Resource:
-    return Resource(uri=spec.listing.uri, **_shown(spec))
-
-
-def _template(spec: CommandSpec) -> ResourceTemplate:
-    return ResourceTemplate(uri_template=spec.listing.uri, **_shown(spec))
-
-
 def _shown(spec: CommandSpec) -> dict[str, Any]:
-    listing = spec.listing
-    annotations = None if listing.annotations is None else Annotations.model_validate(listing.annotations)
-    return {
-        "name": spec.shown_name,
-        "title": listing.title,
-        "description": spec.description or None,
-        "mime_type": listing.mime_type,
-        "icons": icons_of(spec),
-        "annotations": annotations,
-        "_meta": listing.meta,
-    }
+    written = spec.listing.annotations
+    annotations = None if written is None else Annotations.model_validate(written)
+    own = {"name": spec.shown_name, "mime_type": spec.listing.mime_type, "annotations": annotations}
+    return {**shown_fields(spec), **own}

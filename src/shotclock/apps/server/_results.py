@@ -17,7 +17,6 @@ from ...core.envelope import ENVELOPE_KEY, IN_RESULT, IN_STRUCTURE, Envelope
 from ...core.errors import SideEffects, error_entries, error_entry
 from ...core.json_values import as_text
 from ...core.limits import format_duration
-from .._manifest import follow
 
 REMAINING = "shotclock.dev/remainingMs"
 # The SDK's readers give up on JSON nested deeper than about 200, and the client would never see the answer.
@@ -65,7 +64,12 @@ def names_result(schema: JsonSchema | None) -> bool:
     """Return whether values of this schema are named `result`: all but objects."""
     if not schema or schema == _NULL:
         return False
-    return follow(schema, schema.get("$defs", {})).get("type") != "object"
+    meant = schema
+    for _ in range(16):  # a definition that refers to itself ends somewhere
+        if "$ref" not in meant:
+            break
+        meant = schema.get("$defs", {}).get(meant["$ref"].rpartition("/")[2], {})
+    return meant.get("type") != "object"
 
 
 # --- what is answered ---------------------------------------------------------------------------------------------

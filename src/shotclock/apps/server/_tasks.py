@@ -7,8 +7,6 @@ runner reads the answers from the store.
 
 The server keeps nothing about a task. Every server of the same App and store answers for it, also after `kill -9` of
 the one that created it. Clients of older revisions, and those that do not declare the extension, get no tasks.
-
-docs/design.md: R33.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
                                  │
                                  └ backstop: answers when it fires, even if the rest hangs
 
-The middleware comes before the SDK's checks, so that bad arguments get an envelope as well.
-
-docs/design.md: R27.
+The middleware comes before the SDK's checks, so that bad arguments get an envelope as well. This process runs no code
+of the App (AGENTS.md: a server runs no user code).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from ...people import person_wait
 from ...people.inbox import Inbox
 from ...people.person_wait import CallWait, Waited
 from ...supervise.clock import TokenBucket
-from ._listing import icons_of
+from ._listing import shown_fields
 from ._results import result_schema
 
 JOB_TOOL = "job"
@@ -90,13 +90,12 @@ def tools_of(catalogue: Catalogue) -> dict[str, Tool]:
 
 
 def _command_tool(spec: CommandSpec) -> Tool:
-    shared = {ISOLATION_KEY: spec.isolation} if spec.isolation == "shared" else {}
+    shown = shown_fields(spec) | {"description": _description(spec) or None}
+    if spec.isolation == "shared":
+        shown["_meta"] = {**(spec.listing.meta or {}), ISOLATION_KEY: "shared"}
     return Tool(
         name=spec.name,
-        title=spec.listing.title,
-        description=_description(spec) or None,
-        icons=icons_of(spec),
-        _meta={**(spec.listing.meta or {}), **shared} or None,
+        **shown,
         input_schema={"type": "object", **_input_schema(spec)},
         output_schema=result_schema(spec.output_schema, may_be_unfinished=spec.may_be_unfinished),
         annotations=ToolAnnotations(  # where the author declared nothing, the protocol's default counts: destructive

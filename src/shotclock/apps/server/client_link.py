@@ -4,8 +4,6 @@ An older client gets a request while its call runs. One of the 2026 revision get
 and repeats its request with `inputResponses` and the `requestState` that names the paused function. Meanwhile the
 function waits in its worker: its work is not repeated. Waiting stops the limits of the call, not the
 deadline of its caller.
-
-docs/design.md: R27.
 """
 
 from __future__ import annotations

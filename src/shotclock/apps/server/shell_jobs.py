@@ -1,6 +1,6 @@
 """The commands of one connection to `shotclock serve shell`, each under a supervisor of its own.
 
-They are stopped when the connection ends. If this process is killed, their supervisors kill them (docs/design.md: R10).
+They are stopped when the connection ends. If this process is killed, their supervisors kill them.
 """
 
 from __future__ import annotations
