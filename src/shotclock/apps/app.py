@@ -46,14 +46,7 @@ from ..worker.context import Progress
 from ..worker.dependencies import dependency_functions, supply_dependencies
 from ..worker.lifespan import Lifespan, check_lifespan
 from ..worker.running_call import MAIN_ALIAS
-from ._command_function import (
-    argument_checker,
-    around,
-    check_result,
-    keep_exit_code,
-    output_schema,
-    refuse_questions,
-)
+from ._command_function import argument_checker, around, check_result, keep_exit_code, output_schema, refuse_questions
 from ._declared import (
     DEFAULT_OPTIONS,
     Declared,

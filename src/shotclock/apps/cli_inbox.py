@@ -31,15 +31,7 @@ from ..supervise.clock import wall_time
 from ..supervise.owner import find_agent_mark
 from ..terminal.output import confirm, is_terminal, raise_on_stop
 from ..terminal.parser import CommandTable, Subcommand, argument, duration, flag, number_between, option
-from ..terminal.subcommand import (
-    JSON,
-    TIMEOUT_MS,
-    admit_call,
-    carry_out_or_fail,
-    conclude,
-    deliver,
-    draw_answer,
-)
+from ..terminal.subcommand import JSON, TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer
 
 if TYPE_CHECKING:
     from ..dispatch.engines import EngineAddress

@@ -353,10 +353,7 @@ class HttpServer(uvicorn.Server):
 
     def _connection(self) -> Connection:
         return Connection(
-            self._connections,
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
+            self._connections, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
