@@ -367,8 +367,7 @@ def test_when_the_supervisor_of_an_async_command_is_killed_its_processes_die_and
 
 @pytest.mark.parametrize("surface", ["run", "exec"])
 @pytest.mark.parametrize(
-    ("adversary", "left"),
-    [(adversary.__name__, left) for adversary, left in hostile.LEAVING.items()],
+    ("adversary", "left"), [(adversary.__name__, left) for adversary, left in hostile.LEAVING.items()]
 )
 def test_what_outlives_its_command_is_stopped_soon_after_and_named(
     adversary: str, left: str, surface: str, tmp_path: Path, shotclock: Any, validate_envelope: Validate

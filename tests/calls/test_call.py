@@ -590,9 +590,7 @@ def test_cancelling_the_caller_stops_the_work_and_is_passed_on(surface: Any, aga
                     Operation("d", work.cleans_up_when_asked), {"folder": str(tmp_path)}, clocks
                 ),
                 "command": lambda: runtime.run(
-                    [sys.executable, "-m", "tests.calls.work", "cleans_up_when_asked", str(tmp_path)],
-                    clocks,
-                    cwd=ROOT,
+                    [sys.executable, "-m", "tests.calls.work", "cleans_up_when_asked", str(tmp_path)], clocks, cwd=ROOT
                 ),
                 "inline": lambda: runtime.call(Operation("awaits", awaits, isolation="inline"), clocks=clocks),
             }
@@ -672,9 +670,7 @@ def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
             calls = [
                 runtime.call(Operation("daemonises", work.daemonises), {"folder": str(folders["process"])}, clocks),
                 runtime.run(
-                    [sys.executable, "-m", "tests.calls.work", "daemonises", str(folders["command"])],
-                    clocks,
-                    cwd=ROOT,
+                    [sys.executable, "-m", "tests.calls.work", "daemonises", str(folders["command"])], clocks, cwd=ROOT
                 ),
             ]
             tasks = [asyncio.create_task(call) for call in calls]

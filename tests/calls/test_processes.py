@@ -442,10 +442,7 @@ def test_the_soft_clock_asks_a_command_to_wind_down_and_its_end_counts(tmp_path:
             obeys = "trap 'echo wound down; exit 0' TERM; while :; do sleep 0.02; done"
             assert (await runtime.run(["true"], SOON)).ok  # the shell has to have set its trap before it is asked
             clocks = Clocks.of("10s", soft="700ms")
-            return (
-                await runtime.run(["sh", "-c", obeys], clocks),
-                await runtime.run(["sleep", "9"], clocks),
-            )
+            return (await runtime.run(["sh", "-c", obeys], clocks), await runtime.run(["sleep", "9"], clocks))
 
     obeyed, died = run(scenario())
     assert (obeyed.code, obeyed.ending, obeyed.data["stdout"]) == (None, "finished", "wound down\n")

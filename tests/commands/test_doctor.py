@@ -180,11 +180,7 @@ def test_a_probe_that_hangs_is_a_finding_and_the_rest_is_told(tmp_path: Path):
     import json
 
     found = checks({"data": json.loads(ran.stdout)})
-    assert found["state_directory"] == {
-        "name": "state_directory",
-        "status": "fail",
-        "detail": "no answer within 1.5s",
-    }
+    assert found["state_directory"] == {"name": "state_directory", "status": "fail", "detail": "no answer within 1.5s"}
     assert found["open_files"]["status"] == "fail"
     assert "ZeroDivisionError" in found["open_files"]["detail"]
     assert found["leftovers"]["status"] == "ok"

@@ -108,10 +108,7 @@ TAMPERED: dict[str, tuple[Tamper, str]] = {
         lambda lines: [*lines[:5], lines[5].replace(b'"go"', b'"gO"'), *lines[6:]],
         "entry 6 (line 6) was changed",
     ),
-    "a hash changed": (
-        lambda lines: [changed(lines[0], hash="0" * 64), *lines[1:]],
-        "entry 1 (line 1) was changed",
-    ),
+    "a hash changed": (lambda lines: [changed(lines[0], hash="0" * 64), *lines[1:]], "entry 1 (line 1) was changed"),
     "a number changed": (
         lambda lines: [*lines[:7], changed(lines[7], seq=99)],
         "entry 99 (line 8) is not in the store",

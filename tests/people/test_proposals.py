@@ -368,11 +368,7 @@ def test_a_key_is_a_short_text():
 
 SCHEMA = {
     "type": "object",
-    "properties": {
-        "host": {"type": "string", "enum": ["a", "b"]},
-        "times": {"type": ["integer", "null"]},
-        "odd": True,
-    },
+    "properties": {"host": {"type": "string", "enum": ["a", "b"]}, "times": {"type": ["integer", "null"]}, "odd": True},
     "required": ["host"],
     "additionalProperties": False,
 }

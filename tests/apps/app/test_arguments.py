@@ -24,10 +24,7 @@ GIVEN = {
     "--pairs": ('{"a": 1}', "{'a': 1}"),
     "--point": ('{"x": 1, "label": "é\\n"}', "Point(x=1, y=0, label='é\\n')"),
     "--box": ('{"corner": {"x": 1}, "width": 2}', "Box(corner=Point(x=1, y=0, label=None), width=2.0)"),
-    "--tree": (
-        '{"name": "a", "children": [{"name": "b"}]}',
-        "Node(name='a', children=[Node(name='b', children=[])])",
-    ),
+    "--tree": ('{"name": "a", "children": [{"name": "b"}]}', "Node(name='a', children=[Node(name='b', children=[])])"),
     "--when": ("2026-01-02T03:04:05Z", "datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=TzInfo(0))"),
     "--day": ("2026-01-02", "datetime.date(2026, 1, 2)"),
     "--every": ("PT5M", "datetime.timedelta(seconds=300)"),

@@ -59,11 +59,7 @@ def yielding(n: Small, mode: Mode, where: Path = Path()) -> Iterator[str]:
 
 @app.command(mutates=False)
 def everything(
-    n: Small,
-    mode: Mode,
-    db: Annotated[str, Depends(of_own)],
-    token: Secret[str] | None = None,
-    where: Path = Path(),
+    n: Small, mode: Mode, db: Annotated[str, Depends(of_own)], token: Secret[str] | None = None, where: Path = Path()
 ) -> Iterator[str]:
     assert db == "Own"
     yield f"{n!r} {mode} {type(where).__name__}"

@@ -81,13 +81,7 @@ def served(*words: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """`shotclock WORDS…` with pipes on stdin, stdout and stderr."""
     process = WarmStart(
         [sys.executable, "-m", "shotclock", *words],
-        **{
-            "stdin": subprocess.PIPE,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "cwd": ROOT,
-            **options,
-        },
+        **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": ROOT, **options},
     )
     try:
         yield process

@@ -33,10 +33,7 @@ from tests.calls.bounds import eventually, marked, soon
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
-ENVELOPED = {
-    "io.modelcontextprotocol/protocolVersion": MODERN,
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
+ENVELOPED = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
 
 
 def say(process: subprocess.Popen[bytes], number: int, tool: str, arguments: dict[str, Any]) -> None:
@@ -447,10 +444,7 @@ def test_an_app_serves_itself_from_processes_of_their_own(tmp_path: Path) -> Non
 
     (tmp_path / "own.py").write_text(SELF)
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "own.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=tmp_path,
+        [sys.executable, str(tmp_path / "own.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
     )
     try:
         for number, tool in enumerate(("where", "where-async")):

@@ -270,10 +270,7 @@ def test_a_call_without_a_name_is_a_protocol_error_and_costs_nothing() -> None:
             assert (await envelope_of(client, "noop"))["ok"]
 
     async def _enveloped(client: Any, params: dict[str, Any]) -> dict[str, Any]:
-        meta = {
-            "io.modelcontextprotocol/protocolVersion": MODERN,
-            "io.modelcontextprotocol/clientCapabilities": {},
-        }
+        meta = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
         return {**params, "_meta": meta}
 
     run(scenario())

@@ -25,9 +25,7 @@ def browser() -> Iterator[Any]:
     playwright.expect.set_options(timeout=WITHIN_MS)
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(
-            executable_path=program,
-            args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
-            timeout=60_000,
+            executable_path=program, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"], timeout=60_000
         )
         # It starts processes of its own once it is up: by the first page they are there, and no test's survivors.
         started.new_page().close()

@@ -138,10 +138,7 @@ def test_a_withdrawn_proposal_cannot_be_decided(served: Served, operator: str, a
 
 
 def test_a_tool_call_over_mcp_is_made_by_whoever_has_the_token(served: Served, operator: str, agent: str) -> None:
-    meta = {
-        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-        "io.modelcontextprotocol/clientCapabilities": {},
-    }
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
     arguments = {"title": "Over MCP?", "justification": "because", "wait_ms": 0}
     params = {"name": "propose", "arguments": arguments, "_meta": meta}
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
