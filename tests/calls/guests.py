@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shotclock import Context, Failure
+from shotclock import Context
 from tests.calls import operations, work
 from tests.calls.work import FOREVER_S, mark
 
@@ -213,17 +213,6 @@ async def swallows(folder: str) -> None:
             pass
 
 
-async def swallows_until(folder: str, name: str) -> str:
-    """Until somebody leaves the mark; then it ends by itself, long after it was given up."""
-    mark(folder, "ready")
-    while not os.path.exists(os.path.join(folder, name)):
-        try:
-            await asyncio.sleep(0.005)
-        except asyncio.CancelledError:
-            pass
-    return "late"
-
-
 async def blocks_in_finally(folder: str) -> None:
     try:
         mark(folder, "ready")
@@ -302,7 +291,7 @@ async def raises(which: str) -> None:
 
 
 async def fails() -> None:
-    raise Failure("TEST_OUT_OF_STOCK", "no widgets", data={"left": 0})
+    operations.fails()
 
 
 async def returns_what_cannot_leave() -> object:
@@ -333,12 +322,6 @@ async def writes_then_falls_silent(ctx: Context) -> None:
         ctx.write("word ")
         await asyncio.sleep(0.05)
     await asyncio.sleep(FOREVER_S)
-
-
-async def winds_down(ctx: Context) -> str:
-    while not ctx.stopping:
-        await asyncio.sleep(0.002)
-    return "wound down"
 
 
 async def winds_down_without_a_turn(ctx: Context) -> str:
@@ -386,11 +369,6 @@ async def note(path: str, number: int, nap_ms: float) -> int:
     with open(path, "ab", buffering=0) as file:
         file.write(f"{number}\n".encode())
     return number
-
-
-def handler_of(command: str) -> Any:
-    """As an App finds its commands, which may be closures."""
-    return {"shout": lambda value: echo(value)}[command]
 
 
 async def writes_and_forks(ctx: Context) -> None:

@@ -6,6 +6,7 @@ The answer of a call whose work can be killed is checked for its word: when it i
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import shlex
@@ -39,6 +40,7 @@ from tests.calls.bounds import (
     soon,
     timed,
 )
+from tests.rows import corners
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
@@ -138,30 +140,28 @@ def on_the_command_line(
     return envelope
 
 
-SURFACES = pytest.mark.parametrize(
-    ("surface", "timeout_ms"),
-    [(in_a_worker, TIMEOUT_MS), (as_a_command, COMMAND_TIMEOUT_MS), (on_the_command_line, COMMAND_TIMEOUT_MS)],
-    ids=["worker", "run", "exec"],
+SURFACES = {"worker": (in_a_worker, TIMEOUT_MS), "run": (as_a_command, COMMAND_TIMEOUT_MS)}
+SURFACES["exec"] = on_the_command_line, COMMAND_TIMEOUT_MS
+# A worker meets all of them. The others have the same supervisor: they meet those that outwit a simpler one.
+MET_BY_ALL = {"holds_the_gil", "daemonises_without_a_trace", "keeps_its_supervisor_stopped", "has_fifty_children"}
+MEETINGS = [(*each, surface) for surface in SURFACES for each in KILLABLE]
+
+
+@pytest.mark.parametrize(
+    ("adversary", "ignores", "surface"),
+    corners(MEETINGS, *(each for each in MEETINGS if each[2] == "worker" or each[0] in MET_BY_ALL)),
 )
-
-
-@SURFACES
-@pytest.mark.parametrize(("adversary", "ignores"), KILLABLE, ids=[name for name, _ in KILLABLE])
 def test_whatever_a_process_does_it_is_gone_when_its_time_is_up(
-    adversary: str,
-    ignores: bool,
-    surface: Callable[..., dict[str, Any]],
-    timeout_ms: int,
-    tmp_path: Path,
-    shotclock: Any,
-    validate_envelope: Validate,
+    adversary: str, ignores: bool, surface: str, tmp_path: Path, shotclock: Any, validate_envelope: Validate
 ) -> None:
+    perform, timeout_ms = SURFACES[surface]
+
     def attempt(number: int) -> dict[str, Any]:
         folder = tmp_path / str(number)
         folder.mkdir()
         patience_ms = timeout_ms * 2**number  # a slow machine may need longer to bring the adversary up
         grace_ms = GRACE_MS if ignores else LONG_GRACE_MS
-        envelope = validate_envelope(surface(adversary, folder, shotclock, patience_ms, grace_ms))
+        envelope = validate_envelope(perform(adversary, folder, shotclock, patience_ms, grace_ms))
         assert_timed_out(envelope, "killed", patience_ms)
         if not (folder / "ready").exists():
             raise WrongFoot("stopped before it was ready")
@@ -180,15 +180,7 @@ def assert_timed_out(envelope: dict[str, Any], ending: str, timeout_ms: int) -> 
     assert envelope["meta"]["survivors"] == []
     clock = envelope["error"]["context"]["clock"]
     assert (clock["kind"], clock["limit_ms"]) == ("timeout", timeout_ms)
-    assert clock["elapsed_ms"] <= envelope["meta"]["duration_ms"]
-
-
-@SURFACES
-def test_a_clock_that_fired_never_says_that_less_time_passed_than_its_limit(
-    surface: Callable[..., dict[str, Any]], timeout_ms: int, tmp_path: Path, shotclock: Any
-) -> None:
-    clock = surface("sleeps", tmp_path, shotclock, timeout_ms)["error"]["context"]["clock"]
-    assert clock["elapsed_ms"] >= clock["limit_ms"]
+    assert timeout_ms <= clock["elapsed_ms"] <= envelope["meta"]["duration_ms"]
 
 
 def test_the_c_call_of_these_tests_really_holds_the_gil(tmp_path: Path) -> None:
@@ -248,8 +240,11 @@ def by_mcp(transport: str) -> Callable[[], contextlib.AbstractAsyncContextManage
 
 
 Reach = Callable[[], contextlib.AbstractAsyncContextManager[Call]]
+# What MCP adds is tested in tests/apps/server/test_hanging_tools.py.
 REACHES = pytest.mark.parametrize(
-    "reach", [by_library, by_mcp("stdio"), by_mcp("http")], ids=["library", "MCP stdio", "MCP HTTP"]
+    "reach",
+    corners([by_library, by_mcp("stdio"), by_mcp("http")], by_library),
+    ids=["library", "MCP stdio", "MCP HTTP"],
 )
 
 
@@ -513,7 +508,7 @@ def test_an_inline_handler_that_holds_the_gil_delays_the_answer_only_while_it_ho
 
 # --- right at the deadline ------------------------------------------------------------------------
 
-ROUNDS = 100
+ROUNDS = 60
 
 
 @pytest.mark.parametrize(
@@ -708,7 +703,7 @@ def test_the_death_of_one_supervisor_costs_nobody_else_their_work(tmp_path: Path
 
     async def scenario() -> None:
         async with Runtime() as runtime:
-            for number in range(40):
+            for number in range(10):
                 folder = tmp_path / str(number)
                 folder.mkdir()
                 pid_file = folder / "pid"
@@ -717,7 +712,7 @@ def test_the_death_of_one_supervisor_costs_nobody_else_their_work(tmp_path: Path
                 await soon(pid_file.exists)
                 guard = supervisor_of(psutil.Process(int(pid_file.read_text())))
                 others = [asyncio.create_task(runtime.run(["echo", "hi"], Clocks.of("10s"))) for _ in range(12)]
-                await asyncio.sleep(0.002 * (number % 10))  # somewhere in the middle of their starting
+                await asyncio.sleep(0.002 * number)  # somewhere in the middle of their starting
                 guard.kill()
                 for envelope in await asyncio.gather(*others):
                     assert envelope.ok, (number, envelope)
@@ -834,12 +829,17 @@ PRELOADED, PRELOADED_SUPERVISOR, CLEAN = 1, 2, 3
 
 
 @pytest.mark.parametrize(
-    "victims",
-    [(CLEAN,), (PRELOADED,), (PRELOADED_SUPERVISOR,), (PRELOADED, CLEAN), (CLEAN, PRELOADED)],
-    ids=["clean", "preloaded", "supervisor of the preloaded", "preloaded, clean", "clean, preloaded"],
+    ("worker_too", "victims"),
+    corners(
+        itertools.product(
+            (True, False), [[CLEAN], [PRELOADED], [PRELOADED_SUPERVISOR], [PRELOADED, CLEAN], [CLEAN, PRELOADED]]
+        ),
+        (True, [PRELOADED_SUPERVISOR]),
+        (True, [PRELOADED, CLEAN]),
+        (False, [CLEAN, PRELOADED]),
+    ),
 )
-@pytest.mark.parametrize("worker_too", [False, True], ids=["worker lives", "worker dies"])
-def test_when_zygotes_are_killed_the_next_calls_work(victims: tuple[int, ...], worker_too: bool) -> None:
+def test_when_zygotes_are_killed_the_next_calls_work(worker_too: bool, victims: list[int]) -> None:
     async def scenario() -> None:
         async with Runtime(workers=1, preload=["tests.calls.operations"]) as runtime:
             assert (await runtime.run(["true"], NEXT_CALL)).ok
@@ -860,7 +860,7 @@ def test_when_zygotes_are_killed_the_next_calls_work(victims: tuple[int, ...], w
     run(scenario())
 
 
-@pytest.mark.parametrize("victims", [(PRELOADED,), (CLEAN,), (PRELOADED, CLEAN)], ids=["preloaded", "clean", "both"])
+@pytest.mark.parametrize("victims", [(CLEAN,), (PRELOADED, CLEAN)], ids=["clean", "both"])
 def test_when_zygotes_are_killed_running_work_goes_on_and_is_still_bounded(
     victims: tuple[int, ...], tmp_path: Path, validate_envelope: Validate
 ) -> None:

@@ -18,20 +18,23 @@ from typing import Any
 import pytest
 
 from shotclock import Clocks, Context, Envelope, Failure, Operation, Runtime
-from tests.calls import operations, work
+from tests.calls import guests, operations, work
 from tests.calls.bounds import ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon, timed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
 Validate = Callable[[dict[str, Any]], dict[str, Any]]
 
-PRELOAD = ["tests.calls.work", "tests.calls.operations"]
+PRELOAD = ["tests.calls.work", "tests.calls.operations", "tests.calls.guests"]
 PLACES = ["process", "inline"]
+EVERYWHERE = ["process", "shared", "inline"]
 SOON = Clocks.of("5s")
 
 
 def operation_at(place: Any, handler: Any, name: str = "operation", **more: Any) -> Operation:
-    """A sync function as an operation of that place; inline, inside an async handler."""
+    """A sync function as an operation of that place; in the shared process, its async twin; inline, inside of one."""
+    if place == "shared":
+        handler = getattr(guests, handler.__name__, handler)
     if place != "inline":
         return Operation(name, handler, isolation=place, **more)
     if handler is operations.is_silent:
@@ -59,7 +62,7 @@ def one_call(operation: Operation, arguments: Any = None, clocks: Clocks = SOON,
 # --- validation -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_every_problem_with_the_arguments_is_reported_at_once_and_nothing_runs(
     place: str, tmp_path: Path, validate_envelope: Validate
 ) -> None:
@@ -226,7 +229,7 @@ async def calls_itself_async(ctx: Context) -> dict[str, Any]:
 
 
 def asking(place: Any) -> Operation:
-    handler = asks_further_async if place == "inline" else operations.asks_further
+    handler = operations.asks_further if place == "process" else asks_further_async
     return Operation("parent", handler, isolation=place)
 
 
@@ -240,11 +243,11 @@ def ask(parent: str, child: Operation, clocks: Clocks, *, arguments: Any = None,
     return run(scenario())
 
 
-@pytest.mark.parametrize("parent", PLACES)
+@pytest.mark.parametrize("parent", EVERYWHERE)
 def test_a_call_from_inside_a_handler_gets_what_its_caller_has_left_minus_the_reserve(
     parent: str, validate_envelope: Validate
 ) -> None:
-    children = [operation_at(place, operations.looks_around, place) for place in PLACES]
+    children = [operation_at(place, operations.looks_around, place) for place in EVERYWHERE]
 
     async def scenario() -> list[Envelope]:
         async with Runtime(operations=children, preload=PRELOAD) as runtime:
@@ -283,7 +286,7 @@ def test_a_call_from_inside_a_handler_may_ask_for_less_and_that_clock_is_its_own
     assert answer.meta["duration_ms"] < 8000
 
 
-@pytest.mark.parametrize("parent", PLACES)
+@pytest.mark.parametrize("parent", EVERYWHERE)
 def test_a_child_cut_short_by_its_parent_answers_before_the_parents_own_bell(parent: str) -> None:
     silent = operation_at("process", operations.is_silent, "child")
     for timeout_ms in (900, 2700, 8100):  # a busy machine may need longer to answer than what is kept back for it
@@ -298,9 +301,9 @@ def test_a_child_cut_short_by_its_parent_answers_before_the_parents_own_bell(par
     assert answer.meta["duration_ms"] < timeout_ms
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_calls_that_call_themselves_end_at_the_depth_bound(place: Any, validate_envelope: Validate) -> None:
-    handler = calls_itself_async if place == "inline" else operations.calls_itself
+    handler = operations.calls_itself if place == "process" else calls_itself_async
 
     async def scenario() -> Envelope:
         operation = Operation("recursive", handler, isolation=place)
@@ -327,7 +330,7 @@ def test_a_worker_that_calls_further_needs_no_place_of_its_own_for_the_child() -
 # --- the context ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_a_handler_sees_its_deadline_and_its_progress_is_seen(place: str) -> None:
     seen: list[tuple[int, int | None, str | None]] = []
 
@@ -365,11 +368,11 @@ async def works_until_asked_async(ctx: Context) -> str:
     return "wound down"
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_the_soft_clock_asks_the_handler_to_wind_down_and_its_result_counts(
     place: Any, validate_envelope: Validate
 ) -> None:
-    handler = works_until_asked_async if place == "inline" else operations.works_until_asked_to_stop
+    handler = operations.works_until_asked_to_stop if place == "process" else works_until_asked_async
 
     async def scenario() -> Envelope:
         async with Runtime(preload=PRELOAD) as runtime:
@@ -385,14 +388,13 @@ def test_the_soft_clock_asks_the_handler_to_wind_down_and_its_result_counts(
     assert 200 <= envelope.meta["duration_ms"] < 3900
 
 
-@pytest.mark.parametrize(("place", "ending"), [("process", "killed"), ("inline", "cancelled")], ids=PLACES)
+@pytest.mark.parametrize(
+    ("place", "ending"), [("process", "killed"), ("shared", "cancelled"), ("inline", "cancelled")], ids=EVERYWHERE
+)
 def test_a_handler_that_is_silent_for_the_idle_clock_is_stopped_as_stalled(
     place: Any, ending: str, validate_envelope: Validate
 ) -> None:
-    async def sleeps(ms: int) -> None:
-        await asyncio.sleep(ms / 1000)
-
-    handler = sleeps if place == "inline" else operations.is_silent
+    handler = operations.is_silent if place == "process" else sleeps_in_silence
 
     async def scenario() -> Envelope:
         async with Runtime(preload=PRELOAD) as runtime:
@@ -816,7 +818,7 @@ def test_an_unreadable_inherited_deadline_is_said_and_not_used(monkeypatch: pyte
 # --- results and failures ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_a_failure_answers_with_its_registered_code_and_everything_it_carries(
     place: str, validate_envelope: Validate
 ) -> None:
@@ -846,7 +848,7 @@ def test_a_code_that_only_the_worker_registered_arrives_as_it_is(validate_envelo
     assert envelope.error["message"] == "hm" and envelope.error["suggestion"] == "come earlier"
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_a_result_that_cannot_leave_its_place_is_a_clear_error(place: str, validate_envelope: Validate) -> None:
     envelope = one_call(operation_at(place, operations.returns_what_cannot_leave))
     validate_envelope(envelope.to_dict())
@@ -854,7 +856,7 @@ def test_a_result_that_cannot_leave_its_place_is_a_clear_error(place: str, valid
     assert "lock" in envelope.error["message"]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_an_exception_comes_back_whole(
     place: str, validate_envelope: Validate, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -877,7 +879,7 @@ RAISED = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_whatever_a_handler_raises_is_an_answer_and_the_next_call_works(
     place: str, validate_envelope: Validate
 ) -> None:
@@ -927,7 +929,7 @@ def test_processes_a_function_leaves_behind_are_stopped_and_named(tmp_path: Path
     assert all(process["command"].startswith("sleep") for process in warning["context"]["processes"])
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", EVERYWHERE)
 def test_five_megabytes_travel_both_ways(place: str) -> None:
     payload = os.urandom(1024) * 5 * 1024
     envelope = one_call(operation_at(place, operations.echo), {"value": payload}, Clocks.of("60s"))
