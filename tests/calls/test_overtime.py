@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shotclock.calls._handler_call import ProcessCall
-from shotclock.calls.call import Call
+from shotclock.calls.call import Call, CallRules
 from shotclock.calls.control import control_of, live_calls
 from shotclock.calls.runtime import Runtime
 from shotclock.core.catalogue import Operation
@@ -496,9 +496,8 @@ def test_a_call_whose_wind_down_is_over_before_it_has_a_place_is_not_started(han
             return lambda: None
 
     async def scenario(runtime: Runtime) -> Envelope:
-        runtime.limits = Full()  # type: ignore[assignment]
         runtime.register(Operation("work", handler, isolation=isolation, clocks=Clocks.of("5s", grace="100ms")))
-        return await runtime.call("work", {"to": 600})
+        return await runtime.call("work", {"to": 600}, rules=CallRules(places=Full()))
 
     envelope = run(scenario)
     assert (envelope.code, envelope.ending, envelope.meta["side_effects"]) == ("CANCELLED", "not_started", "none")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from .._version import __version__
 from ..core.envelope import Envelope, Problem, Warning_, build_envelope, join_problems, warning
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from ..core.catalogue import Catalogue, Operation
-    from ..core.overtime import Overtime
+    from ..core.overtime import ObserverKind, Overtime, OvertimeDecision
     from ..core.visible_text import Redaction
     from ..worker.context import Answerer, Caller, OnLog, Progress
     from .control import CallControl
@@ -70,6 +71,37 @@ class Tool:
 
 
 OURSELVES = Tool()
+
+
+class Approver(Protocol):
+    """Asks a person before guarded calls: `people.approval.Approvals`."""
+
+    def guards(self, name: str) -> bool: ...
+    async def approve(self, call: Call) -> Outcome | None: ...
+    def record(self, proposal_id: str, envelope: Envelope) -> None: ...
+
+
+class Places(Protocol):
+    """Limits how many guarded calls run at the same time: `dispatch.admission.ConcurrencyLimits`."""
+
+    def guards(self, name: str) -> bool: ...
+    async def enter(self, call: Call) -> Callable[[], None] | Outcome: ...
+
+
+@value
+class CallRules:
+    """The App's part of a call: the program that answers, and those who may hold the call up or extend it."""
+
+    tool: Tool = OURSELVES
+    approvals: Approver | None = None
+    places: Places | None = None
+    observers: Mapping[ObserverKind, Callable[[Call, dict[str, Any]], Awaitable[OvertimeDecision]]] = field(
+        default_factory=dict
+    )
+    """Persons and models, who decide whether a call may take longer."""
+
+
+NO_RULES = CallRules()
 
 
 def tool_of(catalogue: Catalogue) -> Tool:
@@ -149,7 +181,7 @@ class Call:
     caller: TraceContext
     """The span that this call is below."""
     time: CallTime
-    tool: Tool = OURSELVES
+    rules: CallRules = NO_RULES
     effects: Effects = UNDECLARED
     """Of a call without an operation."""
     warnings: tuple[Warning_, ...] = ()
@@ -175,6 +207,10 @@ class Call:
     @property
     def bound(self) -> Bound:
         return self.time.bound
+
+    @property
+    def tool(self) -> Tool:
+        return self.rules.tool
 
     @property
     def started_ns(self) -> int:
@@ -395,13 +431,14 @@ def admit(
     caller: TraceContext | None = None,
     effects: Effects = UNDECLARED,
     tool: Tool = OURSELVES,
+    rules: CallRules | None = None,
 ) -> Call:
     if clocks is not defaults:
         clocks = clocks.over(defaults)
     now = clock.monotonic_ns()
     bound = _nest(name, clocks, now, parent, parent_owner)
     time = CallTime(clocks, bound, now, now, parent, parent_owner)
-    call = Call(name, new_request_id(), caller or inherited_trace(), time, tool, effects)
+    call = Call(name, new_request_id(), caller or inherited_trace(), time, rules or CallRules(tool), effects)
     call.warnings = _inherited_warnings(call)
     return call
 

@@ -13,7 +13,8 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 from ..core.catalogue import Operation, hyphenate
 from ..core.envelope import Envelope, Problem, warning
@@ -31,8 +32,9 @@ from ..worker.context import NULL_LISTENER, CallListener, Progress, ProgressList
 from . import commands, telemetry
 from ._handler_call import ReadyCall
 from .call import (
-    OURSELVES,
+    NO_RULES,
     Call,
+    CallRules,
     Cancellation,
     Outcome,
     admit,
@@ -43,7 +45,7 @@ from .call import (
     no_time_left,
     record_span,
 )
-from .control import OBSERVER_NAME, TEXT_SHOWN, Observe, enter, leave, start_control
+from .control import OBSERVER_NAME, TEXT_SHOWN, enter, leave, start_control
 from .executor import DEFAULT_MOST, DEFAULT_WARM, MAX_DEPTH, ChildProcesses, Counts, Executor
 from .outcomes import outcome_of_error, unkept_outcome
 from .preloaded_zygote import Preloaded, Program
@@ -62,21 +64,6 @@ FITNESS_NS = 50_000_000
 SUMMARY_VARIABLE = "SHOTCLOCK_SUMMARY"
 
 
-class Approver(Protocol):
-    """Asks a person before guarded calls: `people.approval.Approvals`."""
-
-    def guards(self, name: str) -> bool: ...
-    async def approve(self, call: Call) -> Outcome | None: ...
-    def record(self, proposal_id: str, envelope: Envelope) -> None: ...
-
-
-class Places(Protocol):
-    """Limits how many guarded calls run at the same time: `dispatch.admission.ConcurrencyLimits`."""
-
-    def guards(self, name: str) -> bool: ...
-    async def enter(self, call: Call) -> Callable[[], None] | Outcome: ...
-
-
 class Runtime:
     """The calls and child processes of one event loop. Use it as an async context manager."""
 
@@ -92,8 +79,9 @@ class Runtime:
         program: Program | None = None,
         preloaded: Preloaded | None = None,
         environment: Mapping[str, str] | None = None,
+        rules: CallRules = NO_RULES,
     ) -> None:
-        """Take the operations and how they run.
+        """Take the operations and how they run, and the `rules` of calls that are begun without their own.
 
         `observers` get every envelope, on our loop. Workers import `program` (default: this one) and `preload`,
         or are forked from `preloaded`; `environment` is their whole environment (default: ours).
@@ -111,8 +99,6 @@ class Runtime:
         if any(inspect.iscoroutinefunction(observer) for observer in self._observers):
             raise TypeError("an observer is a plain function, not an async one")
         self.counts: Counts = Counts()
-        self.overtime_observers: dict[ObserverKind, Observe] = {}
-        """Persons and models, who decide whether a call may take longer."""
         self._channel: ControlChannel | None = None
         self._children = ChildProcesses(
             self._operations.values,
@@ -126,10 +112,7 @@ class Runtime:
         self._executor = Executor(self._children, self.counts, self.observe)
         self._home: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self.limits: Places | None = None
-        self.approvals: Approver | None = None
-        self.tool = OURSELVES
-        """An app's dispatcher puts the app here."""
+        self.rules: CallRules = rules
         self._fit_until_ns = 0
         inherited = inherited_deadline(os.environ, monotonic_ns())
         self.inherited: Deadline | None = inherited.deadline
@@ -183,11 +166,12 @@ class Runtime:
         *,
         on_progress: Progress | None = None,
         listener: CallListener | None = None,
+        rules: CallRules | None = None,
     ) -> Envelope:
         """Call an operation: always one envelope, on time."""
         if listener is None:
             listener = NULL_LISTENER if on_progress is None else ProgressListener(on_progress)
-        return await self.finish(self.begin(operation, arguments or {}, clocks), listener)
+        return await self.finish(self.begin(operation, arguments or {}, clocks, rules=rules), listener)
 
     def begin(
         self,
@@ -198,6 +182,7 @@ class Runtime:
         parent: Deadline | None = None,
         began_ns: int = 0,
         is_command: bool = False,
+        rules: CallRules | None = None,
     ) -> Call:
         """Start the clocks of a call. `parent` is a further deadline. With `is_command` the name is no operation's."""
         known: Operation | None
@@ -222,7 +207,7 @@ class Runtime:
             parent=deadline,
             parent_owner=owner,
             caller=scope.span.trace if scope is not None else spans.active() or self.trace,
-            tool=self.tool,
+            rules=rules or self.rules,
         )
         call.warnings = self._warnings + call.warnings
         call.time.began_ns = began_ns or call.time.began_ns
@@ -246,8 +231,8 @@ class Runtime:
 
     def report(self, call: Call, envelope: Envelope) -> None:
         """Report an answer to the approver and the observers."""
-        if call.proposal_id is not None and self.approvals is not None:
-            self.approvals.record(call.proposal_id, envelope)
+        if call.proposal_id is not None and call.rules.approvals is not None:
+            call.rules.approvals.record(call.proposal_id, envelope)
         for observer in self._observers:
             try:
                 observer(envelope)
@@ -265,9 +250,9 @@ class Runtime:
         if refusal is not None:
             return refusal
         address = "" if call.overtime is None else self.overtime_address(call) or ""
-        ready = ReadyCall(call, operation, depth, listener, self.call, address)
+        ready = ReadyCall(call, operation, depth, listener, partial(self.call, rules=call.rules), address)
         # Only registered operations: a check of arguments needs no place and no approval.
-        if (self.approvals or self.limits) and self._operations.get(call.name) is operation:
+        if (call.rules.approvals or call.rules.places) and self._operations.get(call.name) is operation:
             return await self._execute_in_turn(ready)
         return await self._executor.run(ready)
 
@@ -427,14 +412,14 @@ class Runtime:
 
     async def _execute_in_turn(self, ready: ReadyCall) -> Outcome:
         """Run the handler within the limits, an inner call after its approval: the dispatcher approves the others."""
-        call = ready.call
-        if ready.depth and call.proposal_id is None and self.approvals is not None and self.approvals.guards(call.name):
-            refusal = await self.approvals.approve(call)
+        call, approvals, places = ready.call, ready.call.rules.approvals, ready.call.rules.places
+        if ready.depth and call.proposal_id is None and approvals is not None and approvals.guards(call.name):
+            refusal = await approvals.approve(call)
             if refusal is not None:
                 return refusal
-        if self.limits is None or not self.limits.guards(call.name):
+        if places is None or not places.guards(call.name):
             return await self._executor.run(ready)
-        leave = await self.limits.enter(call)
+        leave = await places.enter(call)
         if isinstance(leave, Outcome):
             return leave
         ready.queued_ns = monotonic_ns() - call.started_ns
@@ -457,8 +442,8 @@ class Runtime:
                 return OvertimeDecision(int(summary["asked_ms"] or 0), "there is no observer")
             case ObserverKind.COMMAND:
                 return await _ask_command(self, policy, summary)
-            case kind if kind in self.overtime_observers:
-                return await self.overtime_observers[kind](call, summary)
+            case kind if kind in call.rules.observers:
+                return await call.rules.observers[kind](call, summary)
         raise Failure("OBSERVER_UNAVAILABLE", f"there is no observer of the kind {policy.observer} here")
 
     def start_guard(self, timer: kernel.DeadlineTimer) -> socket.socket:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calls import telemetry
-from ..calls.call import Call, CallRequest, Outcome, tool_of
+from ..calls.call import Call, CallRequest, CallRules, Outcome, tool_of
 from ..calls.control import control_of
 from ..calls.control_channel import runs as running_runs
 from ..calls.outcomes import outcome_of_error
@@ -109,18 +109,17 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
         workers=1,
         program=program,
     )
-    runtime.tool = tool_of(catalogue)
-    runtime.limits = ConcurrencyLimits(catalogue, lambda: store)
     inbox = Inbox(store)
-    runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, lambda: inbox)
-    runtime.approvals = approvals = Approvals(catalogue, lambda: inbox, ArgumentChecks(runtime).look_at, program.place)
+    approvals = Approvals(catalogue, lambda: inbox, ArgumentChecks(runtime).look_at, program.place)
+    observers = {ObserverKind.PERSON: partial(ask_person, lambda: inbox)}
+    rules = CallRules(tool_of(catalogue), approvals, ConcurrencyLimits(catalogue, lambda: store), observers)
     if (proposal := store.proposals.get(job.spec.get("proposal_id") or "")) is not None:
         approvals.must_be_approved(proposal)
     listener = JobListener(store, job, spec.steps, job.spec["resume_from"])
-    listener.redaction = runtime.tool.redaction()
+    listener.redaction = rules.tool.redaction()
     async with runtime:
         runtime.open_channel(store.home)
-        call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)))
+        call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)), rules=rules)
         if (caller := job.spec.get("caller")) is not None:
             call.request = CallRequest(job.command, job.arguments, caller=Caller(**caller))
         if job.used_ms:  # by earlier attempts, which have the same limit

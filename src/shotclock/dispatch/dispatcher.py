@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from ..calls.call import Call, CallRequest, Effects, Outcome, Tool, invalid, tool_of
+from ..calls.call import Call, CallRequest, CallRules, Effects, Outcome, invalid, tool_of
 from ..calls.preloaded_zygote import Program
 from ..calls.runtime import Runtime
 from ..calls.supervised_commands import run_in_thread, run_shielded
@@ -74,8 +74,6 @@ class Dispatcher:
         """
         self.catalogue = catalogue
         self.runtime = runtime
-        self.tool: Tool = tool_of(catalogue)
-        runtime.tool = self.tool
         self._program = program
         self._command = command or ["shotclock"]
         self._checks = ArgumentChecks(runtime)
@@ -84,20 +82,21 @@ class Dispatcher:
         self._store_of = store_of
         self._inbox_of = inbox_of
         self._approvals: Approvals | None = None
+        limits, observers = None, {}
         if any(spec.approval is not None for spec in catalogue.commands):
             from ..people.approval import Approvals
 
-            self._approvals = runtime.approvals = Approvals(
-                catalogue, self.inbox, self._checks.look_at, place if program is None else program.place, step
-            )
+            program_place = place if program is None else program.place
+            self._approvals = Approvals(catalogue, self.inbox, self._checks.look_at, program_place, step)
         if any(spec.overtime for spec in catalogue.commands):
             from ..people.approval import ask_person
 
-            runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, self.inbox)
+            observers[ObserverKind.PERSON] = partial(ask_person, self.inbox)
         if any(spec.single_flight is not None or spec.concurrency is not None for spec in catalogue.everything):
             from .admission import ConcurrencyLimits
 
-            runtime.limits = ConcurrencyLimits(catalogue, self.store, self._checks.look_at)
+            limits = ConcurrencyLimits(catalogue, self.store, self._checks.look_at)
+        self._rules = CallRules(tool_of(catalogue), self._approvals, limits, observers)
 
     async def __aenter__(self) -> Self:
         await self.runtime.__aenter__()
@@ -158,6 +157,7 @@ class Dispatcher:
             request.clocks if spec is not None else (request.clocks or Clocks()).over(self.catalogue.clocks),
             parent=request.parent,
             began_ns=request.began_ns,
+            rules=self._rules,
         )
         call.request = request
         if spec is None:
@@ -270,7 +270,7 @@ class Dispatcher:
         stdin_path = None if request.stdin is None else request.stdin.path
         listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
         listener.on_question, listener.on_log = request.on_question, request.on_log
-        listener.redaction = self.tool.redaction()
+        listener.redaction = call.tool.redaction()
         if spec.streams:
             listener.items = ItemStream(request.on_item, request.on_progress, listener.redaction)
         limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
@@ -354,7 +354,7 @@ class Dispatcher:
         self, name: str, clocks: Clocks, parent: Deadline | None, *, mutates: bool, idempotent: bool = False
     ) -> Call:
         """Start the clocks of a command of the surface itself."""
-        call = self.runtime.begin(name, {}, clocks, parent=parent, is_command=True)
+        call = self.runtime.begin(name, {}, clocks, parent=parent, is_command=True, rules=self._rules)
         call.effects = Effects(mutates, idempotent)
         return call
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..calls.call import Tool
+from ..calls.call import CallRules, Tool
 from ..calls.preloaded_zygote import Program
 from ..calls.runtime import Runtime
 from ..calls.stdin import Stdin
@@ -39,6 +39,8 @@ CHECKPOINT_LIMIT = 16_000_000
 # How long the program may take to be imported: the heaviest libraries on a cold disk.
 IMPORT_LIMIT_MS = 60_000
 TRACEBACK_SHOWN = 8000
+# The author of a program may see where it fails to import.
+_FOR_AUTHORS = CallRules(Tool(debug=True))
 
 
 @value
@@ -214,9 +216,8 @@ def parse_target(text: str) -> Target:
 
 async def learn(runtime: Runtime, target: Target) -> Catalogue:
     """Read the App's catalogue in a worker that imports it. Raises Failure with the reason."""
-    runtime.tool = Tool(debug=True)  # the operator may see where the program fails to import
-    describe = asking("describe", "shotclock.apps.app", "describe")
-    described = await runtime.call(describe, {"attribute": target.attribute, "module": target.module or MAIN_ALIAS})
+    place = {"attribute": target.attribute, "module": target.module or MAIN_ALIAS}
+    described = await _ask(runtime, "describe", "shotclock.apps.app", "describe", place)
     if described.ok and isinstance(described.data, dict):
         return Catalogue.from_plain(described.data)
     if described.code == "MACHINE_UNFIT":  # nothing was imported, and nothing is to blame but the machine
@@ -231,7 +232,7 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
 
 async def learn_files(runtime: Runtime, target: Target) -> list[str]:
     """Return the files of an App that was learned, which may change while it is served."""
-    found = await runtime.call(asking("files", "shotclock.worker.source_files", "source_files"), {})
+    found = await _ask(runtime, "files", "shotclock.worker.source_files", "source_files", {})
     files = found.value if found.ok else None
     return list(files) if isinstance(files, list) else [target.file] if target.file else []
 
@@ -239,14 +240,13 @@ async def learn_files(runtime: Runtime, target: Target) -> list[str]:
 async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Failure:
     """Import it once more, for the traceback of the failure."""
     if target.file:
-        again = asking("import", "runpy", "run_path")
-        imported = await runtime.call(again, {"path_name": target.file, "run_name": MAIN_ALIAS})
+        again = {"path_name": target.file, "run_name": MAIN_ALIAS}
+        imported = await _ask(runtime, "import", "runpy", "run_path", again)
     else:
         missing = await _missing_module(runtime, str(target.module))
         if missing:
             return _no_module(missing)
-        again = asking("import", "importlib", "import_module")
-        imported = await runtime.call(again, {"name": target.module})
+        imported = await _ask(runtime, "import", "importlib", "import_module", {"name": target.module})
     if imported.ok or imported.code == "RESULT_NOT_SERIALIZABLE":  # a module is no data; it is there
         return _not_an_app(target, described)
     message = (imported.error or {}).get("message")
@@ -257,7 +257,7 @@ async def _missing_module(runtime: Runtime, module: str) -> str | None:
     """Return the first of a module and the packages around it that is not there."""
     parts = module.split(".")
     for name in (".".join(parts[: end + 1]) for end in range(len(parts))):
-        found = await runtime.call(asking("find", "importlib.util", "find_spec"), {"name": name})
+        found = await _ask(runtime, "find", "importlib.util", "find_spec", {"name": name})
         if found.ok and found.value is None:
             return name
         if found.code != "RESULT_NOT_SERIALIZABLE":  # a package around it fails: the import says how
@@ -291,6 +291,10 @@ def asking(name: str, module: str, function: str) -> Operation:
         idempotent=True,
         clocks=Clocks(timeout_ms=IMPORT_LIMIT_MS, grace_ms=0),
     )
+
+
+async def _ask(runtime: Runtime, name: str, module: str, function: str, arguments: Mapping[str, object]) -> Envelope:
+    return await runtime.call(asking(name, module, function), arguments, rules=_FOR_AUTHORS)
 
 
 def _context(envelope: Envelope) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...calls.call import Call, admit, answer, inherited_deadline, inherited_trace
+from ...calls.call import Call, CallRules, admit, answer, inherited_deadline, inherited_trace
 from ...calls.control import control_of, enter, leave
 from ...calls.control_channel import run_cancels
 from ...calls.control_channel import runs as running_runs
@@ -400,11 +400,11 @@ class _Run:
         request, outer, environment = self.request, self.caller.outer, dict(self.caller.environment)
         async with contextlib.AsyncExitStack() as stack:
             if outer is None:
-                runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1))
-                runtime.open_channel(self.store.home)
                 inbox: Callable[[], Inbox] = (opened := OpenedInbox(self.store))
+                rules = CallRules(observers={ObserverKind.PERSON: partial(ask_person, inbox)})
+                runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1, rules=rules))
+                runtime.open_channel(self.store.home)
                 stack.push_async_callback(opened.close)
-                runtime.overtime_observers[ObserverKind.PERSON] = partial(ask_person, inbox)
                 person_wait = PersonWait(self.caller.budget_ms)
                 providers = Providers(RunServices(inbox, self.caller.aside, environment))
                 stack.push_async_callback(providers.close)

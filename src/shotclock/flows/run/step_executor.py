@@ -377,7 +377,14 @@ class StepExecutor:
                     await work.approval.compare_programs()
                 may_start = run.deadlines.may_start(work.name)  # the run's timeout may have stopped another item
                 provider = run.providers[step.type]
-                answered = await try_step(provider, call, run.runtime, may_start=may_start, on_cancelled=kept.append)
+                answered = await try_step(
+                    provider,
+                    call,
+                    run.runtime,
+                    may_start=may_start,
+                    ask_model=self._ask_model,
+                    on_cancelled=kept.append,
+                )
                 if work.approval is not None:
                     answered.envelope.warnings += await work.approval.warn_of_changes()
                 if is_new and answered.envelope.ending == Ending.NOT_STARTED:
@@ -432,11 +439,7 @@ class StepExecutor:
     def _overtime_of(self, step: StepPart, folder: Path) -> OvertimePolicy | None:
         """Return the overtime of a step. Its program is looked for beside the workflow."""
         policy = overtime_of(self._workflow, step)
-        if policy is None:
-            return None
-        if policy.observer is ObserverKind.MODEL:
-            self._run.runtime.overtime_observers[ObserverKind.MODEL] = self._ask_model
-        return replace(policy, folder=str(folder))
+        return None if policy is None else replace(policy, folder=str(folder))
 
     async def warm_observers(self) -> None:
         """Start the models that decide about overtime, because that takes seconds."""

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...calls.call import Call, Outcome, Work, WorkView, answer, new_span_id, no_time_left, wound_down_problem
-from ...calls.control import OBSERVER_NAME, calls_made_by, control_of, enter, leave, start_control
+from ...calls.control import OBSERVER_NAME, Observe, calls_made_by, control_of, enter, leave, start_control
 from ...calls.outcomes import outcome_of_error
 from ...calls.runtime import Runtime
 from ...core.envelope import Envelope
 from ...core.errors import Ending, Failure
 from ...core.limits import NS_PER_MS, Deadline
-from ...core.overtime import Overtime
+from ...core.overtime import ObserverKind, Overtime
 from ...core.trace import TraceContext
+from ...core.value_types import replace
 from ...supervise import spans
 from ...supervise.clock import monotonic_ns, wall_ns
 from ...worker.context import Scope, Traced, current_scope
@@ -44,10 +45,14 @@ async def try_step(
     runtime: Runtime,
     *,
     may_start: bool = True,
+    ask_model: Observe | None = None,
     on_cancelled: Callable[[AnsweredTry], None] | None = None,
 ) -> AnsweredTry:
     """Run one try as a call of the provider. A cancellation is raised after `on_cancelled` has the partial result."""
-    call = runtime.begin(step.name, {}, step.clocks)
+    rules = runtime.rules
+    if ask_model is not None:
+        rules = replace(rules, observers={**rules.observers, ObserverKind.MODEL: ask_model})
+    call = runtime.begin(step.name, {}, step.clocks, rules=rules)
     call.time.min_time_ms = step.min_time_ms
     if step.used_ms:
         call.count_from(call.started_ns - step.used_ms * NS_PER_MS)
