@@ -22,10 +22,8 @@ class NotSerializable(Exception):
 
 
 class HandlerParameter(NamedTuple):
-    """One parameter of a function that takes its arguments by name."""
-
     name: str
-    kind: Literal["by place or name", "by name", "rest"]
+    kind: str  # `by place or name`, `by name` or `rest`
     default: object  # `...` where it is required
 
 
@@ -36,12 +34,8 @@ def parameters_of(function: Callable[..., Any]) -> list[HandlerParameter]:
         if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY) and each.name != CONTEXT_NAME:
             use = "a list parameter" if each.kind is each.VAR_POSITIONAL else "a parameter with a name"
             raise TypeError(f"{function.__qualname__}: {each} is not supported; use {use}")
-        if each.kind is each.VAR_KEYWORD:
-            found.append(HandlerParameter(each.name, "rest", ...))
-            continue
-        kind: Literal["by place or name", "by name"] = (
-            "by name" if each.kind is each.KEYWORD_ONLY else "by place or name"
-        )
+        named = "by name" if each.kind is each.KEYWORD_ONLY else "by place or name"
+        kind = "rest" if each.kind is each.VAR_KEYWORD else named
         found.append(HandlerParameter(each.name, kind, ... if each.default is each.empty else each.default))
     return found
 
@@ -91,7 +85,10 @@ class Signature:
         except TypeError:
             self._is_plain = False
         else:
-            self._is_plain = all(_is_plain_default(default) for _, default in self._fields.values())
+            self._is_plain = all(
+                default is ... or type(default) in _PLAIN or (type(default) is float and math.isfinite(default))
+                for _, default in self._fields.values()
+            )
         if not self._is_plain:
             self.build_model()
 
@@ -175,11 +172,6 @@ def plain_schema(hint: Any) -> dict[str, Any] | None:
         return plain_shape(hint).schema({})
     except TypeError:
         return None
-
-
-def _is_plain_default(default: object) -> bool:
-    is_plain = default is ... or default is None or type(default) in (bool, int, str)
-    return is_plain or (type(default) is float and math.isfinite(default))
 
 
 @lru_cache(maxsize=1024)
@@ -374,18 +366,13 @@ def _fits(value: object, schema: Mapping[str, Any], definitions: Mapping[str, An
             ):
                 return False
         elif keyword == "additionalProperties":
-            if not _others_fit(value, rule, schema.get("properties", {}), definitions):
-                return False
+            if isinstance(value, dict) and rule is not True:
+                others = [item for name, item in value.items() if name not in schema.get("properties", {})]
+                if others and (rule is False or not all(_fits(item, rule, definitions) for item in others)):
+                    return False
         else:
             raise _TooMuch
     return True
-
-
-def _others_fit(value: object, rule: Any, known: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:
-    if rule is True or not isinstance(value, dict):
-        return True
-    others = [item for name, item in value.items() if name not in known]
-    return not others if rule is False else all(_fits(item, rule, definitions) for item in others)
 
 
 def json_arguments(arguments: Mapping[str, object]) -> tuple[dict[str, Any], list[dict[str, str]]]:

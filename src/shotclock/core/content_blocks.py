@@ -51,7 +51,6 @@ def mentions_content(annotation: Any) -> bool:
 
 
 def holds_content(result: object) -> bool:
-    """Return whether a command returned content, alone or in a list."""
     parts = result if isinstance(result, list | tuple) else [result]
     return any(isinstance(part, Content) for part in parts)
 

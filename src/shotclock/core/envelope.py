@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 from .errors import Ending, ErrorEntry, SideEffects, error_entry, may_retry, side_effects_of, warning_summary
@@ -69,13 +68,7 @@ class Envelope:
 
     def to_dict(self) -> dict[str, object]:
         """Return the five keys of the envelope as a dict."""
-        return {
-            "ok": self.ok,
-            "data": self.data,
-            "error": self.error,
-            "warnings": self.warnings,
-            "meta": self.meta,
-        }
+        return {"ok": self.ok, "data": self.data, "error": self.error, "warnings": self.warnings, "meta": self.meta}
 
     def to_json(self) -> str:
         """Return one line of strict JSON, with half characters replaced."""
@@ -96,8 +89,6 @@ class Envelope:
 
 @value
 class Problem:
-    """Reason why a call did not succeed."""
-
     code: str
     message: str
     phase: str = "execution"
@@ -125,7 +116,6 @@ def warning(code: str, message: str | None = None, **context: object) -> Warning
 
 
 def as_data(value: object) -> dict[str, object] | list[object] | None:
-    """Return data as the contract allows it: a bare value becomes an object."""
     if value is None or isinstance(value, dict | list):
         return value
     return {"result": value}
@@ -247,17 +237,12 @@ def describe_exception(error: BaseException) -> tuple[str, str, str]:
         text = str(error)
     except Exception:
         text = "(its message cannot be shown)"
-    raised = _without_callers(error.__traceback__)
+    raised = error.__traceback__  # from the first frame of the author's code, if it has one
+    while raised is not None and raised.tb_frame.f_code.co_filename.startswith(_CALLERS):
+        raised = raised.tb_next
+    raised = raised or error.__traceback__
     lines = "".join(traceback.format_exception(type(error), error, raised, limit=_MOST_FRAMES))
     return type(error).__name__, shorten(text), shorten(lines, _LONGEST_TRACEBACK)
-
-
-def _without_callers(raised: TracebackType | None) -> TracebackType | None:
-    """Return the traceback from the first frame of the author's code, if it has one."""
-    found = raised
-    while found is not None and found.tb_frame.f_code.co_filename.startswith(_CALLERS):
-        found = found.tb_next
-    return found or raised
 
 
 def _error_detail(problem: Problem, entry: ErrorEntry, retryable: bool, effects: SideEffects) -> dict[str, object]:
@@ -288,5 +273,5 @@ STOP_SIGNAL_EXITS = {"SIGHUP": 129, "SIGINT": 130, "SIGQUIT": 131, "SIGTERM": 14
 
 
 def stop_problem(signal_name: str) -> Problem:
-    exit_code = STOP_SIGNAL_EXITS.get(signal_name, 143)
-    return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=exit_code)
+    code = STOP_SIGNAL_EXITS.get(signal_name, 143)
+    return Problem("CANCELLED", f"stopped by {signal_name}", context={"signal": signal_name}, exit_code=code)

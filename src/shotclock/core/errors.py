@@ -412,8 +412,7 @@ class Failure(Exception):
     suggestion: str | None = None
     side_effects: SideEffects | None = None
     retry_after_ms: int | None = None
-    exit_code: int | None = None
-    """Chosen by a command with `sys.exit`; None is the registered one."""
+    exit_code: int | None = None  # chosen by a command with `sys.exit`; None is the registered one
 
     def __init__(
         self,

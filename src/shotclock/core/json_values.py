@@ -146,13 +146,6 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _digits_of(number: int) -> str:
-    """Return all digits of a number, more than `str` writes."""
-    from decimal import Decimal
-
-    return format(Decimal(number), "f")
-
-
 def is_deeper_than(limit: int, value: Any) -> bool:
     """Return whether more than so many lists and objects are inside one another. Empty ones do not count."""
     level = [value]
@@ -185,7 +178,9 @@ def _plain(value: Any, kept: list[str], depth: int) -> Any:
     if isinstance(value, int):
         if value.bit_length() <= LONGEST_INTEGER_BITS:
             return int(value)
-        kept.append(_digits_of(value))
+        from decimal import Decimal
+
+        kept.append(format(Decimal(value), "f"))  # all digits, more than `str` writes
         return kept[-1]
     if isinstance(value, float):
         if math.isfinite(value):
@@ -195,14 +190,10 @@ def _plain(value: Any, kept: list[str], depth: int) -> Any:
     if depth >= DEPTH_LIMIT:
         raise ValueError(f"it is nested more than {DEPTH_LIMIT} levels deep")
     if isinstance(value, Mapping):
-        return {_key(key): _plain(item, kept, depth + 1) for key, item in value.items()}
+        return {as_text(key): _plain(item, kept, depth + 1) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
         return [_plain(item, kept, depth + 1) for item in value]
     raise ValueError(f"a {type(value).__name__} cannot be passed on: pass plain data")
-
-
-def _key(key: Any) -> str:
-    return key if isinstance(key, str) else as_text(key)
 
 
 def to_json(value: Any) -> Any:

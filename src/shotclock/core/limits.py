@@ -42,7 +42,7 @@ def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
     if isinstance(value, bool):
         raise DurationError(f"{value!r} is not a duration: write 30s, 500ms, 1h30m or PT30S")
     if isinstance(value, int | float):
-        return _of_number(float(value) if isinstance(value, float) else value, bare)
+        return _of_number(value, bare)
     if not isinstance(value, str):
         if hasattr(value, "total_seconds") and not isinstance(value, type):
             return _of_timedelta(value)
@@ -54,8 +54,7 @@ def parse_duration_ms(value: object, *, bare: str | None = None) -> int:
     if unit in _UNIT_MS and unit != text:
         return _of_parts(text, [(unit, text.removesuffix(unit))])
     if re.fullmatch(_BARE, text, re.ASCII | re.IGNORECASE):
-        number = float(text) if not text.isdecimal() else int(text)
-        return _of_number(number, bare)
+        return _of_number(int(text) if text.isdecimal() else float(text), bare)
     if text.startswith("-"):
         raise DurationError(f"{text!r} is negative: write a time above 0, as in 30s, or 0 for no limit")
     if re.fullmatch(_COMPACT, text, re.ASCII):
@@ -132,9 +131,7 @@ def _checked(ms: float | int, text: str) -> int:
     if ms > MAX_MS:
         raise DurationError(f"{text!r} is too long: ten years is the most")
     whole = round(ms)
-    if whole == 0 and ms != 0:
-        raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
-    if isinstance(ms, float) and abs(ms - whole) > 1e-3:  # less is the error of floats
+    if (whole == 0 and ms != 0) or (isinstance(ms, float) and abs(ms - whole) > 1e-3):  # less is the error of floats
         raise DurationError(f"{text!r} is too exact: write whole milliseconds, as in 1500ms")
     return whole
 
@@ -184,8 +181,7 @@ class Bound:
 
 
 def reserve_ms_for(remaining_ms: int, asked_ms: int | None = None) -> int:
-    wanted = DEFAULT_RESERVE_MS if asked_ms is None else asked_ms
-    return min(wanted, remaining_ms // RESERVE_SHARE) if asked_ms is None else min(wanted, remaining_ms)
+    return min(DEFAULT_RESERVE_MS, remaining_ms // RESERVE_SHARE) if asked_ms is None else min(asked_ms, remaining_ms)
 
 
 def nest(
@@ -208,8 +204,7 @@ def nest(
         bell, whose, source = own, owner, own
     else:
         bell, whose, source = cap, parent_owner, parent
-    latest_kill_ns = parent.at_ns - reserve_ns // 2
-    grace_ms = min(grace_ms, (latest_kill_ns - bell.at_ns) // NS_PER_MS)
+    grace_ms = min(grace_ms, (parent.at_ns - reserve_ns // 2 - bell.at_ns) // NS_PER_MS)
     return Bound(bell, grace_ms, max(0, (bell.at_ns - now_ns) // NS_PER_MS), whose, source)
 
 

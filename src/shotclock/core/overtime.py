@@ -77,6 +77,15 @@ class OvertimePolicy:
         command = keys.get("command")
         if observer is ObserverKind.COMMAND and (not isinstance(command, str) or not command.strip()):
             raise OvertimeError("command: write the shell command that decides")
+        model, deciders = keys.get("model"), keys.get("deciders", ())
+        model = {"model": model} if isinstance(model, str) else model
+        if model is not None and not isinstance(model, dict):
+            raise OvertimeError(f"model: a name, or an object like the `ai` block of a step, not {model!r:.40}")
+        names = [deciders] if isinstance(deciders, str) else deciders
+        if not isinstance(deciders, list | tuple) or not all(
+            isinstance(each, str) and each.strip() for each in deciders
+        ):
+            raise OvertimeError("deciders: a name, or a list of names")
         return cls(
             observer,
             budget_ms,
@@ -85,8 +94,8 @@ class OvertimePolicy:
             limits.get("observer_timeout", budget_ms if observer is ObserverKind.PERSON else DEFAULT_OBSERVER_MS),
             bool(keys.get("hard_extends", False)),
             command if observer is ObserverKind.COMMAND else None,
-            _read_model(keys),
-            _read_deciders(keys),
+            model,
+            tuple(names),
         )
 
     @property
@@ -161,7 +170,6 @@ class Overtime:
 
     @classmethod
     def of_person(cls) -> Overtime:
-        """Return the overtime of a call that only operators can extend."""
         return cls(OvertimePolicy(ObserverKind.NONE, 0, 0))
 
     @property
@@ -322,20 +330,3 @@ def _read_duration(key: str, written: object, bare: str | None) -> int:
     if not ms:
         raise OvertimeError(f"{key}: should be more than 0")
     return ms
-
-
-def _read_model(keys: dict[str, Any]) -> Mapping[str, Any] | None:
-    model = keys.get("model")
-    if model is None or isinstance(model, dict):
-        return model
-    if isinstance(model, str):
-        return {"model": model}
-    raise OvertimeError(f"model: a name, or an object like the `ai` block of a step, not {model!r:.40}")
-
-
-def _read_deciders(keys: dict[str, Any]) -> tuple[str, ...]:
-    named = keys.get("deciders", ())
-    named = [named] if isinstance(named, str) else named
-    if not isinstance(named, list | tuple) or not all(isinstance(name, str) and name.strip() for name in named):
-        raise OvertimeError("deciders: a name, or a list of names")
-    return tuple(named)

@@ -33,8 +33,7 @@ NOTES_SHOWN = 200
 class InboxLimits:
     """Limits of open proposals, so that an agent that asks in a loop buries neither a person nor other agents."""
 
-    each: int = 100
-    """Of one agent."""
+    each: int = 100  # of one agent
     all: int = 1_000
 
 
@@ -52,7 +51,6 @@ class ProposalStatus(StrEnum):
 
     @property
     def is_decided(self) -> bool:
-        """Return whether a person decided it."""
         return self in (ProposalStatus.APPROVED, ProposalStatus.MODIFIED, ProposalStatus.REJECTED)
 
     @property
@@ -70,14 +68,11 @@ class Kind(StrEnum):
 class Policy:
     ttl_ms: int = 86_400_000
     """The time until it expires; until then its decision also answers the identical call. 0: it does not expire."""
-    remind_ms: int = 0
-    """The time between the reminder and the end. 0: no reminder."""
+    remind_ms: int = 0  # the time between the reminder and the end. 0: no reminder
     when_expired: Literal["expire", "reject", "default"] = "expire"
     """The continuation of the work if it is not answered. The proposal itself is `expired` in any case."""
-    deciders: tuple[str, ...] = ()
-    """The names of the operators who may decide. Empty: any."""
-    destructive: bool = False
-    """Approving needs a typed confirmation."""
+    deciders: tuple[str, ...] = ()  # the names of the operators who may decide. Empty: any
+    destructive: bool = False  # approving needs a typed confirmation
 
 
 @value
@@ -86,8 +81,7 @@ class ProposedFile:
     proposed: str
     current: str | None = None
     """The text that the change is shown against. None: there is no such file, or its text is unknown."""
-    was_read: bool = False
-    """Whether Shotclock has read `current` itself; otherwise it is a claim of the agent."""
+    was_read: bool = False  # whether Shotclock has read `current` itself; otherwise it is a claim of the agent
 
 
 @value
@@ -107,8 +101,7 @@ class ProposalRequest:
     policy: Policy = Policy()
     surroundings: Mapping[str, JSON] | None = None
     """Further parts of the action that cannot be modified: directory, environment, program, number of tries."""
-    dispatched: bool = False
-    """Whether Shotclock carries the action out. Otherwise the agent does, unseen."""
+    dispatched: bool = False  # whether Shotclock carries the action out. Otherwise the agent does, unseen
 
     @property
     def text(self) -> str:
@@ -117,7 +110,7 @@ class ProposalRequest:
         if self.operation is not None:
             action = {"run" if self.dispatched else "the asker runs": self.operation}
             if self.arguments is not None:
-                action["with"] = _sort_by_name(self.arguments)
+                action["with"] = dict(sorted(self.arguments.items()))  # their order has no meaning
         elif self.file is not None:
             content = self.file.proposed.encode("utf-8", "surrogatepass")
             action = {
@@ -127,7 +120,7 @@ class ProposalRequest:
         else:
             action = {"question": self.title} | ({"choices": list(self.choices)} if self.choices else {})
         if self.surroundings:
-            action["where"] = _sort_by_name(self.surroundings)
+            action["where"] = dict(sorted(self.surroundings.items()))
         return text_of(action)
 
     @property
@@ -143,15 +136,11 @@ class ProposalRequest:
 
 @value
 class Decision:
-    status: ProposalStatus
-    """APPROVED, MODIFIED or REJECTED."""
+    status: ProposalStatus  # APPROVED, MODIFIED or REJECTED
     notes: str = ""
-    arguments: Mapping[str, JSON] | None = None
-    """The arguments of a modified operation."""
-    file_text: str | None = None
-    """The text of a modified file."""
-    answer: JSON = None
-    """The answer to a question, which is approved with it."""
+    arguments: Mapping[str, JSON] | None = None  # the arguments of a modified operation
+    file_text: str | None = None  # the text of a modified file
+    answer: JSON = None  # the answer to a question, which is approved with it
 
 
 @value
@@ -165,14 +154,8 @@ class Confirmation:
 UNCONFIRMED = Confirmation()
 
 
-def _sort_by_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Sort by name: the order of arguments and surroundings has no meaning."""
-    return {name: values[name] for name in sorted(values)}
-
-
 def canonical(value: JSON) -> str:
-    """Return one text for one value, with its keys sorted. Raises ValueError or TypeError for other values
-    than JSON."""
+    """Return one text for one value, with its keys sorted. Raises ValueError or TypeError where it is not JSON."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except RecursionError:
@@ -194,12 +177,9 @@ class Runner:
 
 @value
 class ActionOutcome:
-    """Outcome of an approved action."""
-
     ok: bool
     at: WallTime
-    code: str | None = None
-    """The error code of a failed one."""
+    code: str | None = None  # the error code of a failed one
     message: str | None = None
 
 
@@ -226,8 +206,7 @@ class Summary:
     destructive: bool
     deciders: tuple[str, ...]
     dispatched: bool
-    notes: str | None
-    """The beginning of the operator's notes; None while it is not decided."""
+    notes: str | None  # the beginning of the operator's notes; None while it is not decided
 
     @property
     def is_open(self) -> bool:
@@ -256,8 +235,7 @@ class Proposal:
     runner: Runner | None = None
     outcome: ActionOutcome | None = None
     reminded_at: WallTime | None = None
-    seq: int = 0
-    """Grows with every change of any proposal, so that a watcher knows which changes it has seen."""
+    seq: int = 0  # grows with every change of any proposal, so that a watcher knows which changes it has seen
 
     @property
     def is_open(self) -> bool:
@@ -360,7 +338,6 @@ def apply_decision(
 
 
 def apply_expiry(proposal: Proposal) -> Proposal:
-    """Return it expired. Raises Failure unless it is open."""
     must_be_open(proposal)
     return replace(proposal, status=ProposalStatus.EXPIRED)
 
@@ -418,7 +395,6 @@ def refusal(problems: Problems) -> Failure:
 
 
 def may_decide(proposal: Proposal, by: str) -> None:
-    """Raise Failure unless the person is one of its deciders."""
     deciders = proposal.ask.policy.deciders
     if deciders and by not in deciders:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is for {', '.join(deciders)} to decide, not for {by}")

@@ -21,7 +21,6 @@ def value_of(found: re.Match[str], environment: Mapping[str, str]) -> str:
 
 
 def fill_in(text: str, environment: Mapping[str, str]) -> str:
-    """Return a text with the values of its variables. Raises UnsetVariable."""
     return REFERENCE.sub(lambda found: value_of(found, environment), text)
 
 

@@ -51,7 +51,6 @@ def read_signature(function: Callable[..., object]) -> inspect.Signature:
 
 
 def with_context(signature: inspect.Signature, hint: object = inspect.Signature.empty) -> inspect.Signature:
-    """Return the signature with the parameter `ctx`."""
     parameters = [each for each in signature.parameters.values() if each.name != CONTEXT_NAME]
     place = next((at for at, each in enumerate(parameters) if each.kind is each.VAR_KEYWORD), len(parameters))
     parameters.insert(place, inspect.Parameter(CONTEXT_NAME, inspect.Parameter.KEYWORD_ONLY, annotation=hint))
@@ -59,7 +58,6 @@ def with_context(signature: inspect.Signature, hint: object = inspect.Signature.
 
 
 def declare(function: Callable[..., object], signature: inspect.Signature) -> None:
-    """Give a function a signature, and the annotations in it."""
     annotations = {each.name: each.annotation for each in signature.parameters.values()}
     annotations["return"] = signature.return_annotation
     function.__annotations__ = {name: each for name, each in annotations.items() if each is not signature.empty}

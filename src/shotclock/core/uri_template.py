@@ -31,10 +31,6 @@ class UriTemplate(NamedTuple):
     deep: frozenset[str]  # those of several segments
     query: tuple[str, ...]
 
-    @property
-    def all_names(self) -> tuple[str, ...]:
-        return self.names + self.query
-
     def match(self, uri: str) -> dict[str, str] | None:
         """Return the values in a URI, decoded; None if it is no expansion of the template."""
         if len(uri) > LONGEST_URI:
@@ -44,8 +40,12 @@ class UriTemplate(NamedTuple):
         if found is None:
             return None
         values = {name: unquote(found[name]) for name in self.names}
-        if not all(_is_inside(value, is_deep=name in self.deep) for name, value in values.items()):
-            return None
+        for name, value in values.items():
+            parts = value.split("/")
+            if "\0" in value or "\\" in value or value.startswith("/") or ".." in parts or value == ".":
+                return None
+            if len(parts) > 1 and name not in self.deep:
+                return None
         for name, value in parse_qsl(query, keep_blank_values=True) if has_query else ():
             if name not in self.query or name in values:
                 return None
@@ -53,14 +53,7 @@ class UriTemplate(NamedTuple):
         return values
 
 
-def _is_inside(value: str, *, is_deep: bool) -> bool:
-    if "\0" in value or "\\" in value or value.startswith("/") or (not is_deep and "/" in value):
-        return False
-    return ".." not in value.split("/") and value != "."
-
-
 def check_uri(uri: str) -> None:
-    """Raise ValueError for a URI without a scheme."""
     if not _SCHEME.match(uri):
         raise ValueError(f"a URI begins with a scheme, as in 'docs://readme': {uri!r} does not")
 
@@ -118,7 +111,7 @@ def check_parameters(template: UriTemplate, parameters: Mapping[str, bool]) -> N
     """Raise ValueError unless the template gives every required parameter, and no other. `parameters` are required
     where they are true."""
     missing = [name for name, is_required in parameters.items() if is_required and name not in template.names]
-    unknown = [name for name in template.all_names if name not in parameters]
+    unknown = [name for name in template.names + template.query if name not in parameters]
     if unknown:
         raise ValueError(f"{{{unknown[0]}}} in {template.text!r} is no parameter of the function")
     if missing:

@@ -506,7 +506,14 @@ def _shape(hint: Any) -> Shape:
     if isinstance(hint, type) and issubclass(hint, Part):
         return _shape_of_part(hint)
     if origin is Annotated:
-        return _shape_of_annotated(inside[0], inside[1:])
+        tag = next((note for note in inside[1:] if isinstance(note, OneOf)), None)
+        shape: Shape = _shape(inside[0]) if tag is None else _Tagged(tag.key, tag.parts)
+        for note in inside[1:]:
+            if isinstance(note, Limits):
+                shape = _Limited(shape, note)
+            elif isinstance(note, Before | After):
+                shape = _Called(shape, note)
+        return shape
     if origin is Literal:
         return _Choice(inside)
     if origin in (typing.Union, types.UnionType):
@@ -536,17 +543,6 @@ def plain_shape(hint: Any) -> Shape:
     if origin is list:
         return _ListOf(plain_shape(inside[0]))
     raise TypeError(f"{hint!r} needs pydantic")
-
-
-def _shape_of_annotated(hint: Any, notes: tuple[Any, ...]) -> Shape:
-    tag = next((note for note in notes if isinstance(note, OneOf)), None)
-    shape: Shape = _shape(hint) if tag is None else _Tagged(tag.key, tag.parts)
-    for note in notes:
-        if isinstance(note, Limits):
-            shape = _Limited(shape, note)
-        elif isinstance(note, Before | After):
-            shape = _Called(shape, note)
-    return shape
 
 
 def json_schema_of(part: type[Part]) -> dict[str, Any]:

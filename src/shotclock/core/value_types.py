@@ -90,7 +90,14 @@ def _build(cls: type[T], *, frozen: bool, by_identity: bool = False) -> type[T]:
     metaclass: Any = type(cls)
     rebuilt: type[T] = metaclass(cls.__name__, cls.__bases__, body)
     if "__init__" not in body:
-        _add_initialiser(rebuilt, fields, frozen)
+
+        def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+            # Two threads may both compile it, with the same result.
+            made: Any = rebuilt
+            made.__init__ = _compile_initialiser(made, fields, frozen)
+            made.__init__(self, *arguments, **named)
+
+        rebuilt.__init__ = __init__  # type: ignore[method-assign]
     return rebuilt
 
 
@@ -102,15 +109,6 @@ def _equality(compared: tuple[str, ...], *, is_hashable: bool) -> dict[str, Any]
         return values(self) == values(other) if type(other) is type(self) else NotImplemented
 
     return {"__eq__": __eq__, "__hash__": (lambda self: hash((type(self), *values(self)))) if is_hashable else None}
-
-
-def _add_initialiser(cls: Any, fields: dict[str, _Field], frozen: bool) -> None:
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
-        # Two threads may both compile it, with the same result.
-        cls.__init__ = _compile_initialiser(cls, fields, frozen)
-        cls.__init__(self, *arguments, **named)
-
-    cls.__init__ = __init__
 
 
 def _compile_initialiser(cls: Any, fields: dict[str, _Field], frozen: bool) -> Any:

@@ -170,7 +170,11 @@ def _is_odd(character: str) -> bool:
 def _posing_letters(line: str) -> list[int]:
     """Return the places of letters that are mixed with those of another alphabet, or in a word that looks Latin."""
     found: list[int] = []
-    words = [(word, _alphabets_in(word[0])) for word in _WORD.finditer(line) if _OTHER_LETTERS.search(word[0])]
+    words = []
+    for word in _WORD.finditer(line):
+        if _OTHER_LETTERS.search(word[0]):
+            names = {str(found.lastgroup) for found in _which().finditer(word[0])}
+            words.append((word, names | {"Latin"} if _LATIN.search(word[0]) else names))
     # A real text in such a language has letters that look like no Latin ones.
     written = {name for word, names in words if len(names) == 1 and not _looks_latin(word[0]) for name in names}
     for word, names in words:
@@ -180,11 +184,6 @@ def _posing_letters(line: str) -> list[int]:
     return found
 
 
-def _alphabets_in(word: str) -> set[str]:
-    names = {str(found.lastgroup) for found in _which().finditer(word)}
-    return names | {"Latin"} if _LATIN.search(word) is not None else names
-
-
 @lru_cache(maxsize=1)
 def _which() -> re.Pattern[str]:
     """Compile the pattern when it is first needed, which is rare."""
@@ -192,12 +191,8 @@ def _which() -> re.Pattern[str]:
 
 
 def _looks_latin(word: str) -> bool:
-    return all(letter in _TWINS or letter < "\x80" or _is_made_of_latin(letter) for letter in word)
-
-
-def _is_made_of_latin(letter: str) -> bool:
-    found = _which().match(letter)
-    return found is not None and found.lastgroup in _MADE_OF_LATIN
+    found = (letter in _TWINS or letter < "\x80" or _which().match(letter) for letter in word)
+    return all(each is True or (each and each.lastgroup in _MADE_OF_LATIN) for each in found)
 
 
 def _stands_among_latin(text: str, word: re.Match[str]) -> bool:
@@ -268,7 +263,6 @@ def looks_secret(variable: str) -> bool:
 
 
 def is_secret_header(name: str) -> bool:
-    """Return whether the name of an HTTP header indicates a secret value."""
     return _SECRET_HEADER.search(name) is not None
 
 

@@ -47,24 +47,19 @@ class BackgroundCommand:
     argv: list[str]
     cwd: str
     name: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    """The variables that were set for it alone."""
+    env: dict[str, str] = field(default_factory=dict)  # the variables that were set for it alone
     clocks: dict[str, int] = field(default_factory=dict)
     stop_signal: str = "SIGTERM"
     quiet: bool = True
     ready: dict[str, object] = field(default_factory=dict)
     ready_within_ms: int = 0
     owner_choice: str | None = None
-    owner: dict[str, object] | None = None
-    """The process with which it ends."""
+    owner: dict[str, object] | None = None  # the process with which it ends
     owner_command: str = ""
-    budget_ms: int | None = None
-    """How long its caller waits for it; None: it was started with --detach."""
-    captures: bool = False
-    """Its output is also part of its envelope."""
+    budget_ms: int | None = None  # how long its caller waits for it; None: it was started with --detach
+    captures: bool = False  # its output is also part of its envelope
     output_limit: int = 0
-    is_one_output: bool = True
-    """Its stdout and stderr are one pipe, which keeps their order."""
+    is_one_output: bool = True  # its stdout and stderr are one pipe, which keeps their order
     passes_stdin: bool = False
 
     @property
@@ -113,7 +108,6 @@ class BackgroundCommand:
 
 
 def read_name(text: str) -> str:
-    """Return the name of a job. Raises ValueError."""
     if not _NAME.fullmatch(text):
         raise ValueError(f"{text[:80]!r} cannot be a name: {NAME_RULE}")
     return text

@@ -112,7 +112,6 @@ class Dispatcher:
             self._opened.close()
 
     def store(self) -> Store:
-        """Open the store, once. Raises StoreError."""
         if self._store_of is not None:
             return self._store_of()
         if self._opened is None:
@@ -353,7 +352,6 @@ class Dispatcher:
     def begin_own(
         self, name: str, clocks: Clocks, parent: Deadline | None, *, mutates: bool, idempotent: bool = False
     ) -> Call:
-        """Start the clocks of a command of the surface itself."""
         call = self.runtime.begin(name, {}, clocks, parent=parent, is_command=True, rules=self._rules)
         call.effects = Effects(mutates, idempotent)
         return call

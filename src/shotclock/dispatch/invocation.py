@@ -47,19 +47,15 @@ _FOR_AUTHORS = CallRules(Tool(debug=True))
 class Invocation:
     catalogue: Catalogue
     spec: CommandSpec
-    program: Program | None
-    """None: it cannot become a job."""
+    program: Program | None  # None: it cannot become a job
     arguments: Mapping[str, object]
-    timeout_ms: int
-    """Of all the work; 0 is none."""
+    timeout_ms: int  # of all the work; 0 is none
     idempotency_key: str | None = None
     resume_from: str | None = None
     stdin: Stdin | None = None
-    owner: str | None = None
-    """None: the user of the store."""
+    owner: str | None = None  # None: the user of the store
     proposal_id: str | None = None
-    asks: Mapping[str, Any] | None = None
-    """The capabilities of an MCP client that the job may ask."""
+    asks: Mapping[str, Any] | None = None  # the capabilities of an MCP client that the job may ask
     caller: Caller | None = None
 
     def key(self) -> str:

@@ -150,7 +150,6 @@ class JobClient:
             os.close(output)
 
     def forget_old(self) -> None:
-        """Delete jobs and checkpoints that are too old."""
         self._store.checkpoints.forget_saved_before(WallTime(max(0, wall_time().ms - CHECKPOINTS_KEPT_MS)))
         before = WallTime(max(0, wall_time().ms - RETENTION_MS))
         for job in self._store.jobs.forget_ended_before(before):
@@ -392,7 +391,6 @@ class JobClient:
 
 
 def _signal_runner(job: Job) -> bool:
-    """Send SIGTERM to the runner of a job. Return False if it cannot be reached."""
     runner = job.runner
     return runner is not None and can_see(runner) and is_alive(runner) and signal_process(runner.pid, signal.SIGTERM)
 

@@ -47,7 +47,6 @@ class Logbook:
     """Log of the work's output, for its only writer."""
 
     def __init__(self, path: str, file: int) -> None:
-        """`file` is the open page."""
         self._path, self._file = path, file
         self._size = os.fstat(file).st_size
         page = _find_page(_read_index(path), os.fstat(file).st_ino)
@@ -62,7 +61,6 @@ class Logbook:
         self._marked_ms = 0
 
     def take(self, pipe: int) -> None:
-        """Append the content of the pipe."""
         for _ in range(64):  # a flood must not keep us from the rest of our work
             try:
                 chunk = os.read(pipe, _CHUNK)

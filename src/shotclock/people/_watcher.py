@@ -58,7 +58,6 @@ class Watcher:
         return waiter
 
     def unregister(self, proposal_id: str | None, waiter: ProposalFuture) -> None:
-        """Remove a future that is not awaited any more."""
         with self._lock:
             registered = self._waiters.get(proposal_id)
             if registered is not None:

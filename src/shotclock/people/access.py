@@ -36,8 +36,7 @@ def make_id(length: int) -> str:
 class Issued:
     """A token that was just made, with its text."""
 
-    text: str
-    """To be shown once: it is not stored."""
+    text: str  # to be shown once: it is not stored
     token: Token
 
 
@@ -67,7 +66,6 @@ class Access:
         return Issued(text, token)
 
     def tokens(self) -> list[Token]:
-        """Return the tokens, the oldest first, including revoked and expired ones."""
         return self._tokens.list()
 
     def revoke(self, id_or_name: str, by: Principal, now: WallTime) -> list[Token]:

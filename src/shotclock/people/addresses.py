@@ -17,7 +17,6 @@ from ..core.value_types import value
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Read HOST:PORT. Raises ValueError."""
     host, colon, port = text.strip().rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise ValueError(f"{text!r} should be HOST:PORT, as in 127.0.0.1:8000")

@@ -98,7 +98,6 @@ class Approvals:
         self._budget_ms = read_response_budget_ms() if self._specs else 0
 
     def guards(self, name: str) -> bool:
-        """Return whether the command needs an approval."""
         return name in self._specs
 
     async def approve(self, call: Call, conversions: Conversions | None = None) -> Outcome | None:
@@ -308,7 +307,6 @@ def _names_in_title(spec: CommandSpec, arguments: Mapping[str, Any]) -> list[str
 
 
 def _must_be_same_question(ask: ProposalRequest, is_step: bool, proposal: Proposal) -> None:
-    """Raise Failure unless the proposal asks the same question."""
     if _is_same_question(proposal.ask, ask):
         return
     if is_step:
@@ -416,7 +414,6 @@ def _choices(summary: dict[str, Any], share_ms: int) -> dict[str, int]:
 
 
 def _describe(summary: dict[str, Any]) -> str:
-    """Return the facts about the call for the person."""
     lines = [f"It has run for {format_duration(summary['elapsed_ms'])}."]
     if summary["remaining_ms"] is not None:
         lines[0] += f" It is stopped in {format_duration(summary['remaining_ms'])} at the latest."

@@ -39,10 +39,7 @@ ANCHOR_LIMIT = 16_000_000
 
 @value
 class AuditProblem:
-    """One defect of the audit trail."""
-
-    place: str
-    """`file`, `store`, `proposal`, `token` or `anchor`."""
+    place: str  # `file`, `store`, `proposal`, `token` or `anchor`
     message: str
     seq: int | None = None
     line: int | None = None
@@ -52,8 +49,6 @@ class AuditProblem:
 
 
 class AuditFile:
-    """The audit file of one store."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self.path: Path = store.home / AUDIT_FILE_NAME
@@ -209,7 +204,6 @@ class AuditFile:
             _report_missing(problems, "file", first, end, cut=end == filed)
 
     def _check_proposals(self, problems: list[AuditProblem]) -> None:
-        """Compare each proposal with its entries."""
         ids = {entry.proposal for entry in self._entries() if entry.proposal is not None}
         for id in sorted(ids):
             # Each with its entries in one instant: others continue to decide.
@@ -237,7 +231,6 @@ class AuditFile:
                 before = max(before, (created, made, id))
 
     def _check_tokens(self, problems: list[AuditProblem]) -> None:
-        """Compare each token with its entries."""
         digests = self._store.tokens.digests()  # first: tokens issued from here on are not in it
         recorded: dict[str, str | None] = {}
         for entry in self._entries():
@@ -307,7 +300,6 @@ class _ProposalHistory:
         self.details |= {"row": None, **entry.details}
 
     def fits(self, stored: StoredProposal, proposal: Proposal) -> bool:
-        """Return whether the proposal is in this state."""
         recorded = self.details.get
         return (
             not self.is_forgotten

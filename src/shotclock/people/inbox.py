@@ -331,7 +331,6 @@ class Inbox:
                 yield Reminder(proposal) if action == "reminded" else proposal
 
     async def history(self, proposal_id: str) -> list[Entry]:
-        """Return the entries of the audit trail about a proposal, the oldest first."""
         return await self._do(lambda: self._store.audit.of(proposal_id))
 
     async def verify_audit(self) -> list[AuditProblem]:

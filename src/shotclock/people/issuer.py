@@ -98,7 +98,6 @@ class Issuer:
         return "Bearer " + ", ".join(f'{name}="{text}"' for name, text in parts.items() if text)
 
     async def authenticate(self, token: str) -> Principal:
-        """Return the bearer of a valid token. Raises Failure."""
         wanted = self.wanted
         header = _read_header(token)
         key = await self._find_key(header.get("kid"), header["alg"])

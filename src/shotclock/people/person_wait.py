@@ -116,8 +116,7 @@ class CallWait:
 
     started_ns: int
     wait_ms: int
-    key: str | None = None
-    """Finds the proposal again; without one the same action does."""
+    key: str | None = None  # finds the proposal again; without one the same action does
 
     @property
     def waited_ms(self) -> int:
@@ -129,14 +128,11 @@ class Waited:
     """A proposal as it was at the end of the wait."""
 
     proposal: Proposal
-    was_open: bool
-    """Whether there was a wait."""
+    was_open: bool  # whether there was a wait
     wait_ms: int = 0
     waited_ms: int = 0
-    around: Call | None = None
-    """The call that bounded the wait of a step."""
-    is_late: bool = False
-    """Whether the run of the step had no more time to wait."""
+    around: Call | None = None  # the call that bounded the wait of a step
+    is_late: bool = False  # whether the run of the step had no more time to wait
 
     def outcome(self, again: str | None = None) -> Outcome:
         """Return the outcome for the agent. `again` says how to repeat a call that waits for the decision."""

@@ -71,7 +71,6 @@ def problems_with(ask: ProposalRequest) -> Problems:
 
 
 def problems_with_key(key: str | None) -> Problems:
-    """Return the problems of an idempotency key; empty if it can be used."""
     found: Problems = []
     if key is not None:
         _text(found, "idempotency_key", key, KEY_LIMIT, needed=True)

@@ -175,8 +175,7 @@ class Compared(NamedTuple):
     source: str
     """`read` (by Shotclock), `claim` (of the agent), `same` (the file already holds the proposed text, which is shown
     as new), or `nothing` (there is no such file, or its text is unknown)."""
-    contradicts: bool = False
-    """Whether the file holds another text than the agent claims."""
+    contradicts: bool = False  # whether the file holds another text than the agent claims
 
 
 def compared_with(proposal: Proposal, principal: Principal) -> Compared:
@@ -295,7 +294,6 @@ def whole(
 
 
 def modified_text(ask: ProposalRequest, decision: Decision) -> str:
-    """Return the modified action or file as text."""
     if ask.file is not None:
         return visible(decision.file_text or "")
     return replace(ask, arguments=decision.arguments).text

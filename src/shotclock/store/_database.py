@@ -88,7 +88,6 @@ _MEANING = {
 
 
 def translate_error(error: sqlite3.Error, path: str | os.PathLike[str]) -> StoreError:
-    """Return the StoreError for a SQLite error."""
     # Extended codes (SQLITE_BUSY_RECOVERY, …) have the plain one in their lowest byte.
     code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
     if code in _BUSY:
@@ -488,12 +487,10 @@ def encode(value: object) -> Column:
 
 
 def decode_text(column: str | bytes) -> str:
-    """Return the text of an encoded column."""
     return column.decode("utf-8", "surrogatepass") if isinstance(column, bytes) else column
 
 
 def decode_process(column: str) -> ProcessIdentity:
-    """Return the process of an encoded column."""
     return ProcessIdentity(*json.loads(column))
 
 

@@ -52,7 +52,6 @@ class RowMapper(Generic[T]):
         self.columns: str = ", ".join(self._codecs)
 
     def read(self, row: Sequence[Any]) -> T:
-        """Return the record of a row that has `columns`."""
         pairs = zip(self._codecs.items(), row, strict=True)
         return self._kind(**{name: codec.decode(column) for (name, codec), column in pairs})
 
@@ -68,24 +67,20 @@ class RowMapper(Generic[T]):
         return [self.read(row) for row in found.fetchall()]
 
     def get(self, transaction: Transaction, rest: str, values: Sequence[object]) -> T | None:
-        """Return the record of the first row that `rest` selects, or None."""
         row = transaction.execute(f"SELECT {self.columns} FROM {self._table} {rest}", values).fetchone()
         return None if row is None else self.read(row)
 
     def insert(self, transaction: Transaction, record: T, **more: object) -> None:
-        """Insert a row for a record, with `more` columns."""
         insert_row(transaction, self._table, {**self.write(record), **more})
 
 
 def insert_row(transaction: Transaction, table: str, columns: Mapping[str, object]) -> None:
-    """Insert a row of these columns."""
     marks = ", ".join("?" * len(columns))
     statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})"
     transaction.execute(statement, tuple(columns.values()))
 
 
 def update_row(transaction: Transaction, table: str, columns: Mapping[str, object], id: str) -> None:
-    """Set these columns of the row with this id."""
     settings = ", ".join(f"{name} = ?" for name in columns)
     transaction.execute(f"UPDATE {table} SET {settings} WHERE id = ?", (*columns.values(), id))
 

@@ -40,7 +40,6 @@ class Entry:
         return {**fields, "at": self.at.iso()}
 
     def line(self) -> str:
-        """Return the entry as a line of the audit file."""
         return canonical({**self.content(), "hash": self.hash}) + "\n"
 
 
@@ -87,22 +86,16 @@ def digest_of_row(row: Sequence[object]) -> str:
 
 
 class Head(NamedTuple):
-    """The number and the hash of the last entry."""
-
     seq: int
     hash: str
 
 
 class Audit(Table):
-    """Table of the audit trail."""
-
     def entries(self, after_seq: int = 0, limit: int = 500) -> list[Entry]:
-        """Return the entries after this number, the oldest first."""
         with self._database.read() as transaction:
             return _ENTRIES.list(transaction, "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit))
 
     def of(self, proposal_id: str, limit: int = 500) -> list[Entry]:
-        """Return the history of one proposal."""
         with self._database.read() as transaction:
             return _ENTRIES.list(transaction, "WHERE proposal = ? ORDER BY seq LIMIT ?", (proposal_id, limit))
 
@@ -123,12 +116,10 @@ class Audit(Table):
             return int(transaction.execute("SELECT seq FROM audit_filed").fetchone()[0])
 
     def mark_filed(self, seq: int) -> None:
-        """Record that the entries up to this one are in the file, and on the disk."""
         self._execute("UPDATE audit_filed SET seq = ? WHERE seq < ?", (seq, seq), durable=False)
 
 
 def entries_of(transaction: Transaction, proposal_id: str) -> list[Entry]:
-    """Return the entries of one proposal, the oldest first."""
     return _ENTRIES.list(transaction, "WHERE proposal = ? ORDER BY seq", (proposal_id,))
 
 
@@ -175,7 +166,6 @@ class Tokens(Table):
             append(transaction, token.created_at, "token-issued", None, by, details)
 
     def get(self, id: str) -> Token | None:
-        """Return the token of that id, or None."""
         with self._database.read() as transaction:
             return _TOKENS.get(transaction, "WHERE id = ?", (id,))
 
@@ -211,7 +201,6 @@ class Tokens(Table):
         return {row[0]: digest_of_row(row) for row in rows}
 
     def list(self) -> list[Token]:
-        """Return the tokens, the oldest first, including revoked and expired ones."""
         with self._database.read() as transaction:
             return _TOKENS.list(transaction, "ORDER BY created_at, id")
 

@@ -27,11 +27,9 @@ class CallBatch:
     holder: ProcessIdentity
     ended: tuple[LoggedCall, ...] = ()
     opened: tuple[OpenCall, ...] = ()
-    closed: tuple[int, ...] = ()
-    """The numbers of open calls that have ended."""
+    closed: tuple[int, ...] = ()  # the numbers of open calls that have ended
 
     def add_to(self, store: Store, keep: int, wait_ms: int | None = 0) -> None:
-        """Record the calls. Raises StoreBusy."""
         closed = [(self.holder, number) for number in self.closed]
         store.calls.add(self.ended, keep, self.opened, closed, wait_ms=wait_ms)
 

@@ -26,16 +26,12 @@ class GroupPlace:
     group_name: str
     run: str
     holder: ProcessIdentity
-    is_held: bool
-    """The run may be under way. Otherwise it waits."""
-    replaced_by: str | None = None
-    """The newer run that made this one give up waiting."""
+    is_held: bool  # the run may be under way. Otherwise it waits
+    replaced_by: str | None = None  # the newer run that made this one give up waiting
 
 
 @value
 class Blocker:
-    """The run that another one waits for."""
-
     run: str
     holder: ProcessIdentity
     is_held: bool
@@ -70,8 +66,6 @@ _LAST = 2**62  # behind every other place
 
 
 class GroupPlaces(Table):
-    """Table of the places in groups."""
-
     def ask(
         self,
         wanted: GroupPlace,

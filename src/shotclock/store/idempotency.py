@@ -38,23 +38,17 @@ class CallInProgress:
 
 @value
 class Interrupted:
-    """The process that ran the call died before it answered."""
-
     began_at: WallTime
 
 
 @value
 class Finished:
-    """The call has been answered."""
-
     envelope: dict[str, Any]
     finished_at: WallTime
 
 
 @value
 class Mismatch:
-    """The key was used with other arguments."""
-
     began_at: WallTime
 
 
@@ -63,8 +57,6 @@ Beginning = Fresh | CallInProgress | Interrupted | Finished | Mismatch
 
 @value
 class Reply:
-    """Row of a key: its call, and the answer to it."""
-
     digest: str
     state: str
     holder: ProcessIdentity
@@ -77,8 +69,6 @@ _REPLIES = RowMapper(Reply, "replies")
 
 
 class IdempotencyKeys(Table):
-    """Table of idempotency keys and the answers under them."""
-
     def begin(
         self,
         scope: str,
@@ -112,7 +102,6 @@ class IdempotencyKeys(Table):
             return Finished(first.envelope, first.ended_at or now)
 
     def is_known(self, scope: str, key: str) -> bool:
-        """Return whether the key was used before."""
         with self._database.read() as transaction:
             found = transaction.execute("SELECT 1 FROM replies WHERE scope = ? AND key = ?", (scope, key))
             return found.fetchone() is not None
@@ -154,11 +143,9 @@ class Lock:
     name: str
     token: str
     holder: ProcessIdentity
-    label: str
-    """The work of the holder, for those who wait."""
+    label: str  # the work of the holder, for those who wait
     acquired_at: WallTime
-    expires_at: WallTime | None
-    """The end of the lease. None: as long as the holder lives."""
+    expires_at: WallTime | None  # the end of the lease. None: as long as the holder lives
 
     def age_ms(self, now: WallTime) -> int:
         return now.since_ms(self.acquired_at)

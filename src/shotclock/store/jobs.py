@@ -36,10 +36,8 @@ class JobState(StrEnum):
 
 @value
 class Job:
-    id: str
-    """Letters, digits, - and _. The files of the job are named after it."""
-    key: str
-    """The identity of the invocation: equal keys are the same work."""
+    id: str  # letters, digits, - and _. The files of the job are named after it
+    key: str  # the identity of the invocation: equal keys are the same work
     app: str
     command: str
     arguments: Any
@@ -55,24 +53,20 @@ class Job:
     log_path: str | None = None
     stdin_path: str | None = None
     deadline_at: WallTime | None = None
-    owner: str | None = None
-    """None: the user of the store."""
+    owner: str | None = None  # None: the user of the store
     state: JobState = JobState.STARTING
     attempt: int = 1
     runner: ProcessIdentity | None = None
     progress_done: int | None = None
     progress_total: int | None = None
     progress_unit: str | None = None
-    progress_at: WallTime | None = None
-    """When `progress_done` last grew."""
-    heartbeat_at: WallTime | None = None
-    """The last sign of life of this attempt."""
+    progress_at: WallTime | None = None  # when `progress_done` last grew
+    heartbeat_at: WallTime | None = None  # the last sign of life of this attempt
     cancel_requested_at: WallTime | None = None
     ended_at: WallTime | None = None
     envelope: dict[str, Any] | None = None
     delivered_at: WallTime | None = None
-    used_ms: int = 0
-    """How long its attempts have worked, by their own clocks, until the last sign of life."""
+    used_ms: int = 0  # how long its attempts have worked, by their own clocks, until the last sign of life
 
     @property
     def is_active(self) -> bool:
@@ -97,8 +91,6 @@ class Checkpoint:
 
 @value
 class Ambiguous:
-    """More than one job whose id has a prefix."""
-
     ids: tuple[str, ...]
 
 
@@ -109,8 +101,6 @@ _SAME_ATTEMPT = "attempt = coalesce(?, attempt)"
 
 
 class Jobs(Table):
-    """Table of jobs."""
-
     def attach_or_create(
         self, new: Job, is_alive: Callable[[ProcessIdentity], bool], *, resume: bool = False
     ) -> tuple[Job, bool]:
@@ -169,7 +159,6 @@ class Jobs(Table):
         self._execute("DELETE FROM jobs WHERE id = ? AND ended_at IS NOT NULL", (id,))
 
     def find_latest(self, key: str) -> Job | None:
-        """Return the newest job of this key, which is the active one if there is any."""
         with self._database.read() as transaction:
             return _get_latest(transaction, key)
 
@@ -181,7 +170,6 @@ class Jobs(Table):
                 transaction.execute("UPDATE jobs SET spec = ? WHERE id = ?", (text, id))
 
     def ask(self, id: str, key: str, request: Mapping[str, Any], *, attempt: int) -> bool:
-        """Store a question for an MCP client. Return whether the job is still active."""
         return self._change_questions(id, lambda questions: {**questions, key: {"request": request}}, attempt)
 
     def answer(self, id: str, answers: Mapping[str, Any]) -> bool:
@@ -344,7 +332,6 @@ class Checkpoints(Table):
     """Table of checkpoints, one for each key. A saved one is on the disk."""
 
     def save(self, key: str, fingerprint: str, state: object, now: WallTime) -> None:
-        """Replace the checkpoint of this key. `state` is any JSON value."""
         self._execute(
             "INSERT INTO checkpoints (key, fingerprint, state, saved_at) VALUES (?, ?, ?, ?) "
             "ON CONFLICT (key) DO UPDATE SET fingerprint = excluded.fingerprint, state = excluded.state, "
@@ -353,7 +340,6 @@ class Checkpoints(Table):
         )
 
     def load(self, key: str) -> Checkpoint | None:
-        """Return the checkpoint of this key, or None."""
         with self._database.read() as transaction:
             return _CHECKPOINTS.get(transaction, "WHERE key = ?", (key,))
 

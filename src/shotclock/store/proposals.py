@@ -60,8 +60,6 @@ _ROW = ", ".join(
 
 @value
 class NewProposal:
-    """A proposal that is to be opened, or found again."""
-
     id: str
     ask: ProposalRequest
     asked_by: str
@@ -69,8 +67,7 @@ class NewProposal:
     since: WallTime | None = None
     """The beginning of the run whose question has this key. Its proposal is found again however it ended; an older one
     belongs to another run."""
-    until: WallTime | None = None
-    """The end of the work that asks. The proposal does not outlive it."""
+    until: WallTime | None = None  # the end of the work that asks. The proposal does not outlive it
 
 
 @value
@@ -79,10 +76,8 @@ class StoredProposal:
 
     proposal: Proposal | None
     summary: Summary | None
-    row: str | None
-    """Digest of the row, as entries have it."""
-    ask: str | None
-    """Digest of the request, as entries have it."""
+    row: str | None  # digest of the row, as entries have it
+    ask: str | None  # digest of the request, as entries have it
     entries: list[Entry]
 
 
@@ -158,7 +153,6 @@ class Proposals(Table):
         return self._change(id, now, step, "went-on" if unanswered else "used", {"action_hash": action_hash})
 
     def hand_to_job(self, id: str, runner: Runner, now: WallTime) -> Proposal:
-        """Record that a job runner runs the approved action."""
         return self._change(id, now, lambda old: replace(old, runner=runner), "started", {"job_id": runner.job_id})
 
     def record_outcome(self, id: str, outcome: ActionOutcome, *, unused: bool = False) -> Proposal:
@@ -188,7 +182,6 @@ class Proposals(Table):
                         self.record_outcome(id, too_late, unused=True)
 
     def note(self, id: str, action: str, details: dict[str, Any], now: WallTime, by: str) -> Proposal:
-        """Append an entry about a proposal that stays as it is."""
         return self._change(id, now, lambda proposal: proposal, action, details, by)
 
     def _change(
@@ -346,7 +339,6 @@ class Proposals(Table):
             return [(_SUMMARIES.read(row[:-1]), row[-1]) for row in transaction.execute(query, (after_seq, limit))]
 
     def last_seq(self) -> int:
-        """Return the number of the last change; 0 if there was none."""
         with self._database.read() as transaction:
             return _last_seq(transaction)
 
@@ -380,12 +372,10 @@ class Proposals(Table):
 
 
 def export_proposal(proposal: Proposal) -> dict[str, Any]:
-    """Return a proposal as plain JSON, for another store."""
     return dict(_PROPOSALS.write(proposal, without=("seq",)))
 
 
 def read_exported(exported: Mapping[str, Any]) -> Proposal:
-    """Return the proposal that another store has exported."""
     columns = {**exported, "seq": 0}
     return _PROPOSALS.read([columns[name] for name in _PROPOSALS.columns.split(", ")])
 

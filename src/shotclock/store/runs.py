@@ -44,8 +44,7 @@ class StoredRun:
     id: str
     name: str
     file: str
-    workflow: Any
-    """The file as it was when the run began. A resumed run uses it."""
+    workflow: Any  # the file as it was when the run began. A resumed run uses it
     inputs: Any
     trace_id: str
     holder: ProcessIdentity
@@ -53,16 +52,11 @@ class StoredRun:
     deadline_at: WallTime | None = None
     ended_at: WallTime | None = None
     envelope: dict[str, Any] | None = None
-    parked_at: WallTime | None = None
-    """Since when it waits for a person without a process."""
-    concurrency: dict[str, Any] | None = None
-    """Its group, and how long it waited for that."""
-    owes_notice: bool = False
-    """Whether its end is yet to be sent to those whom its `notify` names."""
-    rerun_of: str | None = None
-    """The ended run that it continues."""
-    rerun: dict[str, Any] | None = None
-    """What it kept of that run, and what runs again."""
+    parked_at: WallTime | None = None  # since when it waits for a person without a process
+    concurrency: dict[str, Any] | None = None  # its group, and how long it waited for that
+    owes_notice: bool = False  # whether its end is yet to be sent to those whom its `notify` names
+    rerun_of: str | None = None  # the ended run that it continues
+    rerun: dict[str, Any] | None = None  # what it kept of that run, and what runs again
     began_on: str = ""
     """The boot and the monotonic nanoseconds at which it began, which no change of the wall clock moves."""
 
@@ -86,8 +80,7 @@ class PastStep:
     was_paused: bool
     is_cut_short: bool
     was_wound_down: bool
-    clock: Mapping[str, Any] | None
-    """The limit that stopped it."""
+    clock: Mapping[str, Any] | None  # the limit that stopped it
     tries: Sequence[tuple[int, str]] = ()
     """The milliseconds and the outcome of each try, or of the longest ones."""
 
@@ -107,12 +100,9 @@ class PastRun:
 
 @value
 class Outdated:
-    """A run that may be deleted."""
-
     seq: int
     bytes: int
-    holder: str | None = None
-    """The dead process of a run that has not ended."""
+    holder: str | None = None  # the dead process of a run that has not ended
 
 
 class RunTaken(Exception):
@@ -129,8 +119,6 @@ _INSERT_STEP = "INSERT INTO steps (run, id, status, record, changed_at) VALUES (
 
 
 class Runs(Table):
-    """Table of runs and their steps."""
-
     def begin(self, run: StoredRun, steps: Sequence[StepRecord] = ()) -> None:
         """Record a new run with the steps that it does not begin with anew, all or nothing.
 
@@ -161,7 +149,6 @@ class Runs(Table):
             return _get(transaction, run_id)
 
     def last_seen_at(self, run_id: str) -> WallTime:
-        """Return the time of the last record of a step, or 0."""
         with self._database.read() as transaction:
             query = "SELECT coalesce(max(changed_at), 0) FROM steps WHERE run = ?"
             return WallTime(transaction.execute(query, (run_id,)).fetchone()[0])
@@ -179,7 +166,6 @@ class Runs(Table):
         self._execute(query, (now, run_id, holder))
 
     def extend(self, run_id: str, deadline_at: WallTime, *, wait_ms: int | None = None) -> None:
-        """Record a later deadline of a run. `wait_ms`: see Database.write."""
         query = "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL"
         self._execute(query, (deadline_at, run_id), durable=False, wait_ms=wait_ms)
 
@@ -213,13 +199,11 @@ class Runs(Table):
         self._execute(query, (run_id, step_id, number, json_text(record)), durable=False, wait_ms=wait_ms)
 
     def items(self, run_id: str, step_id: str) -> dict[int, Any]:
-        """Return the record of each begun item of a step, by its number."""
         query = "SELECT number, record FROM items WHERE run = ? AND step = ?"
         with self._database.read() as transaction:
             return {number: json.loads(record) for number, record in transaction.execute(query, (run_id, step_id))}
 
     def steps(self, run_id: str) -> dict[str, StepRecord]:
-        """Return the record of each step of a run, by its id."""
         with self._database.read() as transaction:
             return {step.id: step for step in _STEPS.list(transaction, "WHERE run = ?", (run_id,))}
 
@@ -255,7 +239,6 @@ class Runs(Table):
             return transaction.execute(query, (run_id,)).rowcount > 0
 
     def add_warnings(self, run_id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
-        """Add warnings to the envelope of an ended run."""
         query = "SELECT envelope FROM runs WHERE id = ? AND ended_at IS NOT NULL"
         with self._database.write() as transaction:
             if (row := transaction.execute(query, (run_id,)).fetchone()) is not None:
@@ -268,7 +251,6 @@ class Runs(Table):
             return _get(transaction, run_id)
 
     def list_inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
-        """Return the ids of the runs that a step has begun and that have not ended."""
         with self._database.read() as transaction:
             rows = _select_inside(transaction, "id", run_id, step_id, "ended_at IS NULL")
             return tuple(decode_text(id) for (id,) in rows)
@@ -289,7 +271,6 @@ class Runs(Table):
         return {file: json.loads(workflow) for file, workflow in texts.items()}
 
     def list(self, limit: int = 100) -> tuple[StoredRun, ...]:
-        """Return the runs, the newest first."""
         with self._database.read() as transaction:
             return tuple(_RUNS.list(transaction, "ORDER BY seq DESC LIMIT ?", (limit,)))
 
@@ -300,7 +281,6 @@ class Runs(Table):
             return tuple(_RUNS.list(transaction, where, (check_count(limit, "limit"),)))
 
     def list_files(self, name: str) -> tuple[str, ...]:
-        """Return the files of the runs of this name."""
         with self._database.read() as transaction:
             rows = transaction.execute("SELECT DISTINCT file FROM runs WHERE name = ?", (name,))
             return tuple(decode_text(file) for (file,) in rows)
@@ -353,13 +333,11 @@ class Runs(Table):
             return tuple(each for each in reversed(found) if not _is_inside_open(transaction, each.seq, open_ids))
 
     def list_ids(self) -> tuple[tuple[int, str], ...]:
-        """Return the sequence number and the id of each run."""
         with self._database.read() as transaction:
             rows = transaction.execute("SELECT seq, id FROM runs")
             return tuple((seq, decode_text(id)) for seq, id in rows)
 
     def list_open_ids(self) -> frozenset[str]:
-        """Return the ids of the runs that have not ended."""
         with self._database.read() as transaction:
             return _list_open_ids(transaction)
 
@@ -453,7 +431,6 @@ def _get(transaction: Transaction, run_id: str) -> StoredRun | None:
 
 
 def _is_inside_open(transaction: Transaction, seq: int, open_ids: frozenset[str]) -> bool:
-    """Return whether a run is nested in one that has not ended."""
     row = transaction.execute("SELECT id FROM runs WHERE seq = ?", (seq,)).fetchone()
     return belongs_to(decode_text(row[0]), open_ids, ".")
 

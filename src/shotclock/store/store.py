@@ -87,7 +87,6 @@ class Store(contextlib.AbstractContextManager["Store"]):
         return self._database.path
 
     def shrink(self, pages: int | None = None) -> bool:
-        """Give unused space back: see Database.shrink."""
         return self._database.shrink(pages)
 
     def begin_pruning(self, now: WallTime, pause_ms: int) -> bool:
@@ -138,11 +137,9 @@ class Pruned:
     runs: int = 0
     runs_bytes: int = 0
     proposals: int = 0
-    report_pages: int = 0
-    """Pages that `report --open` wrote into the store's directory."""
+    report_pages: int = 0  # pages that `report --open` wrote into the store's directory
     calls: int = 0
-    logs: int = 0
-    """Folders with the output of the steps of deleted runs."""
+    logs: int = 0  # folders with the output of the steps of deleted runs
     artifacts: int = 0
     """Folders with the artifacts of deleted runs, and of the oldest of those that have too many."""
     is_all: bool = True
@@ -177,7 +174,6 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size: 500000, 200kB, 20MB, 1GB. Raises ValueError."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or len(found[1]) > 15:
         raise ValueError(f"{text[:40]!r} is not a size: write 500000, 200kB, 20MB or 1GB, or 0 for no limit")
@@ -185,7 +181,6 @@ def parse_size(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    """Return a whole number. Raises ValueError."""
     if not text.isdecimal() or len(text) > 15:
         raise ValueError(f"{text[:40]!r} is not a whole number; 0 means no limit")
     return int(text)
@@ -275,7 +270,6 @@ def move_aside(home: Path, now: WallTime, is_alive: Callable[[ProcessIdentity], 
 
 
 def _list_work(transaction: Transaction, version: int, is_alive: Callable[[ProcessIdentity], bool]) -> list[str]:
-    """Describe the jobs and runs of living processes."""
     found = []
     for kind, table, column in (
         ("job", "jobs", "runner" if version >= RUNNERS_SINCE else "keeper"),

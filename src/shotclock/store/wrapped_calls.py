@@ -29,47 +29,36 @@ MOST_LOOKS = 5
 
 @value
 class LoggedCall:
-    """A call that has ended."""
-
     server: str
     tool: str
     started_at: WallTime
     duration_ms: int
     outcome: str
     """ok, tool_error (a result with isError), error (of the protocol), answered (too long to be read), or a code."""
-    call_id: str | None
-    """The id in the text of a failure."""
+    call_id: str | None  # the id in the text of a failure
     timeout_ms: int
     idle_ms: int
     request_bytes: int
     answer_bytes: int
-    arguments_sha256: str | None
-    """Of canonical JSON; None if they were too long to be read."""
-    generation: int
-    """The number of the server process, 1 until it is started again."""
-    pid: int
-    """The process in front of the server."""
+    arguments_sha256: str | None  # of canonical JSON; None if they were too long to be read
+    generation: int  # the number of the server process, 1 until it is started again
+    pid: int  # the process in front of the server
 
 
 @value
 class OpenCall:
     """A call that has not ended, as the process in front of the server has last recorded it."""
 
-    holder: ProcessIdentity
-    """The process in front of the server."""
-    number: int
-    """The call within its process."""
+    holder: ProcessIdentity  # the process in front of the server
+    number: int  # the call within its process
     server: str
     tool: str
     started_at: WallTime
-    is_sent: bool
-    """False while it waits for the server, or for a person who has to approve it."""
+    is_sent: bool  # false while it waits for the server, or for a person who has to approve it
     timeout_ms: int
     idle_ms: int
-    due_at: WallTime | None
-    """When its next limit is reached; None without limits."""
-    due_by: str | None
-    """The limit that is reached then: timeout, idle or queue."""
+    due_at: WallTime | None  # when its next limit is reached; None without limits
+    due_by: str | None  # the limit that is reached then: timeout, idle or queue
     request_bytes: int
     arguments_sha256: str | None
     generation: int
@@ -100,10 +89,8 @@ class OpenCall:
 class CallsNow:
     """Calls at one instant, each group in the wanted order."""
 
-    open: tuple[OpenCall, ...]
-    """Calls of processes that run, or that cannot be seen from here."""
-    lost: tuple[OpenCall, ...]
-    """Calls of processes that are gone and have not recorded how they ended."""
+    open: tuple[OpenCall, ...]  # calls of processes that run, or that cannot be seen from here
+    lost: tuple[OpenCall, ...]  # calls of processes that are gone and have not recorded how they ended
     ended: tuple[LoggedCall, ...]
 
     def describe_open(self, now: WallTime, can_see: Callable[[ProcessIdentity], bool]) -> list[dict[str, object]]:
@@ -114,14 +101,11 @@ class CallsNow:
         ]
 
     def describe_lost(self, now: WallTime) -> list[dict[str, object]]:
-        """Return the lost calls in JSON."""
         return [call.describe(now, LOST) for call in self.lost]
 
 
 @value
 class CallFilter:
-    """Selection of calls."""
-
     server: str | None = None
     tool: str | None = None  # a pattern, as in `wrap --tool`
     failed: bool = False
@@ -233,7 +217,6 @@ def _insert(transaction: Transaction, mapper: RowMapper[Any], table: str, record
 
 
 def _list_open(transaction: Transaction, wanted: CallFilter) -> list[OpenCall]:
-    """Return open calls, the newest first."""
     conditions, values = _conditions(transaction, wanted, "open_calls")
     return _OPEN_CALLS.list(transaction, f"{_where(conditions)}ORDER BY started_at DESC, number DESC", values)
 

@@ -76,8 +76,6 @@ AnyEvent = Literal["failed", "parked", "timed_out", "ended", "proposed"]
 
 
 class SmtpPart(Part):
-    """A mail server, and the addresses of the message."""
-
     host: str = field(min_length=1)
     port: int = field(default=587, ge=1, le=65535)
     from_: Address = field(keys=("from",))
