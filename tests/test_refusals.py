@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from shotclock.commands import exec as exec_command
-from shotclock.main import main
-from shotclock.terminal import subcommand
+from shotclock.main import INDEX, load, main
 from shotclock.terminal.parser import CommandTable, Option, Subcommand, read
 from shotclock.terminal.subcommand import find_work
 
@@ -93,7 +92,7 @@ def test_wrong_inputs_of_a_workflow_inside_another_have_the_same_shape(tmp_path:
 
 # Called, these would serve, watch, start devices, stop processes or answer an agent: their words are only read.
 ONLY_READ = {"serve", "wrap", "worker", "engine", "doctor", "watch", "hook"}
-LOADED = {name: subcommand.load(name) for name in subcommand.MODULES if name not in ("exec", "timeout")}
+LOADED = {name: load(name) for name in INDEX if name not in ("exec", "timeout")}
 
 
 def spellings_of(parameter: Option) -> list[list[str]]:
@@ -181,7 +180,7 @@ def test_every_subset_of_options_is_answered_by_an_envelope_and_never_by_a_trace
             cwd=tmp_path,
             env={
                 **os.environ,
-                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "PYTHONPATH": str(Path(__file__).parents[1]),
                 "HOME": str(tmp_path),  # configurations of agents are there
                 "SHOTCLOCK_HOME": str(tmp_path / "home"),
                 "SHOTCLOCK_RESPONSE_TIMEOUT": "10ms",

@@ -1,14 +1,16 @@
 """Every subcommand but exec: what is understood, what is refused, and where help goes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shotclock.main import INDEX
+
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
-SUBCOMMANDS = ("exec", "errors", "doctor", "inbox")
 # So that nothing says "nobody looks" but the absence of a terminal.
 LOOKED_AT = {"CI": None, "NO_COLOR": None}
 
@@ -30,15 +32,25 @@ def test_help_goes_to_stdout_and_lists_every_subcommand(words: list[str], shotcl
     assert (ran.code, ran.stderr) == (seen.code, seen.stderr) == (0, b"")
     assert ran.stdout.decode() == seen.screen
     assert seen.screen.startswith("Usage: shotclock SUBCOMMAND") and "\x1b" not in seen.screen
-    for name in SUBCOMMANDS:
-        assert f"\n  {name} " in seen.screen
+    for name in INDEX:
+        assert re.search(rf"\n  {name} |[ \n]{name}[,.]", seen.screen), name
+
+
+def test_the_help_fits_one_screen_and_groups_the_common_subcommands(on_terminal: Any):
+    lines = on_terminal("--help", streams=("stdout",), env={"COLUMNS": "80"}).screen.splitlines()
+    assert len(lines) <= 30 and max(map(len, lines)) <= 80
+    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings == [f"{each}:" for each in dict.fromkeys(heading for heading, _, _ in INDEX.values()) if each]
+    for name, (heading, _, summary) in INDEX.items():
+        line = f"  {name:<8} {summary}"
+        assert (line in lines) == (heading != ""), name
 
 
 def test_off_a_terminal_each_subcommand_writes_where_the_last_line_of_the_help_says(shotclock: Any):
     said = " ".join(shotclock("--help").stdout.decode().split())
     assert said.endswith(
-        "Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json or --format json, "
-        "otherwise the command's own output. `serve` and `wrap` speak MCP on stdout. Help and `demo` are text."
+        "Off a terminal it prints one JSON envelope, but `exec` only with --json, otherwise the command's own output. "
+        "`serve` and `wrap` speak MCP on stdout. Help and `demo` are text."
     )
     assert json.loads(shotclock("errors", "TIMEOUT").stdout)["ok"]
     ran = shotclock("exec", "--", "echo", "hello")
@@ -79,9 +91,16 @@ def test_an_unknown_subcommand_is_refused_with_the_nearest_one(
     assert ran.stderr == b""
 
 
+def test_the_earlier_names_of_the_verbs_of_mcp_are_refused_with_what_to_write(shotclock: Any, validate_envelope: Any):
+    for line, verb in {"tools -- true": "tools", "call work -- true": "call", "calls --failed": "log"}.items():
+        ran = shotclock(*line.split())
+        error = validate_envelope(ran.json())["error"]
+        assert (ran.code, error["code"], error["suggestion"]) == (2, "ARG_ERROR", f"write `shotclock mcp {verb}`")
+
+
 def test_a_word_like_nothing_gets_the_list(shotclock: Any, validate_envelope: Any):
     envelope = validate_envelope(shotclock("qqqq").json())
-    assert all(name in envelope["error"]["message"] for name in SUBCOMMANDS)
+    assert all(name in envelope["error"]["message"] for name in INDEX)
 
 
 @pytest.mark.parametrize(

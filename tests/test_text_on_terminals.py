@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.terminal import subcommand
+from shotclock.main import INDEX, load, table
 from shotclock.terminal.parser import CommandTable, Subcommand, find_command, read
 from shotclock.wrap import cli_install as wrap_install
 from tests.command_line import COLOUR, ESCAPES
@@ -126,7 +126,7 @@ def test_off_a_terminal_no_name_of_a_table_is_cut(shotclock: Any, on_terminal: A
 
 
 def test_help_is_as_wide_as_a_narrow_terminal_and_a_hundred_columns_elsewhere(on_terminal: Any, shotclock: Any) -> None:
-    for line in ("--help", "run --help", "exec --help", "wrap --help", "timeout --help"):
+    for line in ("run --help", "exec --help", "wrap --help", "timeout --help"):
         words = line.split()
         narrow = on_terminal(*words, streams=("stdout",), env={"COLUMNS": "80"}).screen.splitlines()
         wide = shotclock(*words, env={"COLUMNS": "80"}).stdout.decode().splitlines()
@@ -151,13 +151,13 @@ def test_the_text_of_a_refused_workflow_file_names_each_mistake_once_and_the_com
         assert f"convert it with `shotclock import {foreign}`" in ran.stderr.decode(), command
 
 
-def load(name: str) -> Subcommand | CommandTable:
-    return wrap_install.TABLE if name == "wrap" else subcommand.load(name)
+def load_verbs(name: str) -> Subcommand | CommandTable:
+    return wrap_install.TABLE if name == "wrap" else load(name)
 
 
 def leaves() -> Iterator[tuple[list[str], Subcommand]]:
-    for name in subcommand.MODULES:
-        loaded = load(name)
+    for name in INDEX:
+        loaded = load_verbs(name)
         if isinstance(loaded, CommandTable):
             yield from (([name, command.name], command) for command in loaded.commands)
         else:
@@ -166,9 +166,9 @@ def leaves() -> Iterator[tuple[list[str], Subcommand]]:
 
 def read_line(words: list[str]) -> Any:
     """Read a line as the program does, table by table."""
-    line = find_command(subcommand.TABLE, words)
+    line = find_command(table(), words)
     assert line.command is not None, words
-    loaded = load(line.command.name)
+    loaded = load_verbs(line.command.name)
     if isinstance(loaded, CommandTable):
         line = find_command(loaded, line.words)
         assert line.command is not None, words

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shotclock._version import __version__
+from shotclock.main import load, table
 from shotclock.terminal.completion import bash_script, fish_script, places_of, zsh_script
 from shotclock.terminal.parser import CommandTable, Subcommand
-from shotclock.terminal.subcommand import TABLE, load
 
 FOLDER = Path(__file__).resolve().parents[1] / "share"
+TABLE = table()
 PROGRAM = TABLE.name
 
 

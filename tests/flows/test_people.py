@@ -9,19 +9,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
+from shotclock.apps._inbox_drawing import draw_inbox
 from shotclock.calls.principal import Principal
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.people.inbox import Inbox
 from shotclock.people.person_wait import outcome_of, run_of
 from shotclock.people.proposal_json import summary
 from shotclock.store.store import Store
-from shotclock.terminal.render import draw
+from shotclock.terminal.drawing import draw
 
 pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
@@ -248,7 +250,7 @@ def test_the_approval_of_a_step_that_failed_says_so(runs: Runs) -> None:
     assert run_of(proposal, dispatched=True) == {"state": "not_started", "at": None, "run_id": "r1"}
     told = "not run yet: its run continues by itself, a parked local one with: shotclock run --resume r1"
     assert outcome_of(proposal, 0, 0).data["continue_command"] == "shotclock run --resume r1"
-    assert told in " ".join(draw("inbox approve", summary(proposal.summary, Principal.local())).split())
+    assert told in " ".join(draw(partial(draw_inbox, "approve"), summary(proposal.summary, Principal.local())).split())
     runs("--resume", "r1", code=3)
     with Store.open(runs.folder / "home") as store:
         ran = store.proposals.get(proposal.id)

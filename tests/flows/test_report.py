@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from shotclock.core.limits import ProcessIdentity, WallTime
 from shotclock.core.value_types import replace
 from shotclock.core.visible_text import visible
+from shotclock.flows.cli._report_drawing import draw_run
 from shotclock.flows.report.html_report import to_html
 from shotclock.flows.report.junit import to_junit
 from shotclock.flows.report.report import Report, brief, report_of, to_markdown
 from shotclock.flows.run.state import Reason, Status, StepState
 from shotclock.store.runs import StepRecord, StoredRun
-from shotclock.terminal.render import draw
+from shotclock.terminal.drawing import draw
 from shotclock.ui._browser import find_chromium
 
 BEGAN = WallTime(1_700_000_000_000)
@@ -176,9 +177,9 @@ def test_the_time_of_a_person_is_no_time_of_the_step_and_a_bar_of_its_own() -> N
     page = to_html(made)
     assert "<b>2.1s</b>" in page and "29.7s</b>" not in page and 'class="waited"' in page
     assert 'time="2.100"' in to_junit(made)
-    drawn = draw("report", made.to_dict())
+    drawn = draw(draw_run, made.to_dict())
     assert re.search(r"deploy +2.1s / 20s +╱+█+", drawn) and "waited 27.6s for a person" in drawn
-    for other in (to_html(report([step("deploy")])), draw("report", report([step("deploy")]).to_dict())):
+    for other in (to_html(report([step("deploy")])), draw(draw_run, report([step("deploy")]).to_dict())):
         assert 'class="waited"' not in other and "╱" not in other
 
 

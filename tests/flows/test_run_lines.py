@@ -44,10 +44,10 @@ def lines_of(shotclock: Callable[..., Any], tmp_path: Path) -> Callable[..., lis
 def test_each_line_is_behind_the_name_of_its_step_and_retries_are_said(lines_of: Callable[..., list[str]]) -> None:
     found = lines_of()
     expected = ["build | compiling", "build | ::error::trap", "build | unfinished", "flaky | out", "each[0] | item a"]
-    assert {*expected, "… flaky is tried again (try 2)", "flaky (try 2) | out"} <= set(found)
-    assert found.index("… flaky is tried again (try 2)") < found.index("flaky (try 2) | out")
+    assert {*expected, "… flaky begins attempt 2", "flaky (try 2) | out"} <= set(found)
+    assert found.index("… flaky begins attempt 2") < found.index("flaky (try 2) | out")
     quiet = lines_of("--quiet")
-    assert not any(" | " in line or "tried again" in line for line in quiet) and "… build running" in quiet
+    assert not any(" | " in line or "begins attempt" in line for line in quiet) and "… build running" in quiet
     assert lines_of("--json") == lines_of("--output", "json") == []
 
 
@@ -190,7 +190,7 @@ def test_a_failed_step_is_an_annotation_of_github_and_its_text_commands_nothing(
 
         asyncio.run(write())
     _, first, second = (tmp_path / "err").read_text().splitlines()
-    assert first.startswith("::error title=a%3Ab::✗ a:b failed 5ms: 100%25 wrong") and first.endswith("(try 2)")
+    assert first.startswith("::error title=a%3Ab::✗ a:b failed 5ms: 100%25 wrong") and first.endswith("(2 attempts)")
     assert second.startswith("::warning title=may::✗ may failed")
 
 

@@ -82,7 +82,7 @@ def test_on_a_terminal_each_clock_is_seen_running_down(
     assert "\x1b[?25l" not in seen.screen, "a killed run would leave the terminal without its cursor"
     after = plain[plain.rindex("✓ first") :]
     assert re.search(r"◷ hang +1(\.\d+)?s  Command execution timed out after 1 second, killed", after)
-    assert re.search(r"– behind +skipped, dependency failed: hang", after)
+    assert re.search(r"– behind +skipped: it needs hang: hang did not succeed", after)
     # stdout has the envelope and nothing else
     assert validate_envelope(json.loads(seen.stdout))["data"]["run_id"] == "r1"
     assert seen.code == 3
@@ -162,10 +162,10 @@ def test_a_view_says_what_a_step_is_at_and_why_it_went_wrong(
     assert re.search(r"tidy +runs only if a reaction starts it", plain)
     assert re.search(r"hang +out of time, stopping  0\.\ds of grace left", plain)
     assert re.search(r"gate +waits for p-\w+: shotclock inbox", plain) and not re.search(r"gate +out of time", plain)
-    assert re.search(r"flaky +try 1 failed, tries again: connection refused", plain)
+    assert re.search(r"flaky +attempt 1 failed, retries: connection refused", plain)
     assert re.search(r"✓ a-step-with\S*…\S*all-first ", plain) and re.search(r"✓ a-step-with\S*…\S*all-second ", plain)
     after = plain[plain.rindex("✓ a-step-with") :]
-    assert re.search(r"✗ flaky .*2 tries  connection refused \(the", after)
+    assert re.search(r"✗ flaky .*2 attempts  connection refused \(the", after)
     assert re.search(r"✓ tidy .*1 process outlived the", after)
     assert re.search(r"✗ a-name-that.*: 3 succeeded, 1 timed out, 2 failed in \d", after), after
     assert re.search(r"\n  shotclock report (\w{16}) --open\n  shotclock run --rerun-failed \1\n$", after)
@@ -228,7 +228,7 @@ def test_where_the_cursor_cannot_be_moved_there_are_plain_lines(
     lines = [line for line in seen.screen.splitlines() if not line.startswith("{")]
     succeeded = next(line for line in lines if line.startswith("✓ first succeeded"))
     assert lines[:3] == ["… first running", "first | one", succeeded]
-    assert "– behind skipped: dependency_failed (hang)" in lines
+    assert "– behind skipped: it needs hang: hang did not succeed" in lines
 
 
 @pytest.mark.parametrize("words", [(), ("--run-id", "named")])
@@ -247,7 +247,7 @@ def test_off_a_terminal_stderr_has_a_line_for_every_change_as_it_happens(
         "✓ first succeeded",
         "… hang running",
         "◷ hang timed_out: Command execution timed out after 1 second",
-        "– behind skipped: dependency_failed (hang)",
+        "– behind skipped: it needs hang: hang did not succeed",
     ]
     assert json.loads((tmp_path / "out").read_text())["error"]["code"] == "STEPS_FAILED"
 
@@ -357,7 +357,7 @@ def test_after_ctrl_c_a_view_shows_the_grace_that_is_left_and_after_the_second_o
         process.wait(SOON_S)
         os.close(ours)
         os.close(theirs)
-    assert "tries again" not in ESCAPES.sub("", screen.decode(errors="replace"))
+    assert "failed, retries" not in ESCAPES.sub("", screen.decode(errors="replace"))
 
 
 def test_a_run_that_is_refused_lists_no_steps_of_the_run_that_is_under_way(

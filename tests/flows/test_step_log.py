@@ -185,7 +185,7 @@ def test_a_report_has_stderr_of_successes_and_the_output_of_every_try(run: Run, 
     assert printed["warn"][0]["stdout"].endswith("999\n1000\n") and len(printed["warn"][0]["stdout"]) == 2_000
     assert [(each["try"], each["stdout"][:4]) for each in printed["flaky"]] == [(1, "got "), (2, "got ")]
     page = to_html(report)
-    assert "warn try 1 stderr" in page and "&lt;b&gt;WARNING" in page and "flaky try 1 stdout" in page
+    assert "warn attempt 1 stderr" in page and "&lt;b&gt;WARNING" in page and "flaky attempt 1 stdout" in page
 
 
 def test_a_line_that_grows_is_shown_each_second_without_a_split_secret(store: Store) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shotclock import App
 from shotclock.apps import cli as app_cli
-from shotclock.terminal import subcommand
+from shotclock.main import INDEX, load
 from shotclock.terminal.parser import (
     CommandTable,
     ParsedLine,
@@ -41,7 +41,7 @@ def app_table() -> CommandTable:
     return app_cli.table_of(app.catalogue())
 
 
-LOADED = {name: subcommand.load(name) for name in subcommand.MODULES if name != "ui"}
+LOADED = {name: load(name) for name in INDEX if name != "ui"}
 TABLES = {
     "shotclock": CommandTable("shotclock", "", tuple(each for each in LOADED.values() if isinstance(each, Subcommand))),
     **{name: each for name, each in LOADED.items() if isinstance(each, CommandTable)},
@@ -227,8 +227,8 @@ def test_the_help_of_every_table_names_each_of_its_commands() -> None:
 
 
 def test_every_option_has_a_help_text() -> None:
-    for name in subcommand.MODULES:
-        found = subcommand.load(name)
+    for name in INDEX:
+        found = load(name)
         for command in found.commands if isinstance(found, CommandTable) else [found]:
             assert all(each.help for each in command.options), (name, command.name)
 

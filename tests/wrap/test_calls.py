@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def listed(*options: str) -> list[dict[str, Any]]:
-    """The calls that `shotclock calls` lists, as JSON."""
+    """The calls that `shotclock mcp log` lists, as JSON."""
     argv = [sys.executable, "-m", "shotclock", "calls", *options]
     ran = subprocess.run(argv, capture_output=True, timeout=RUN_WITHIN_S)
     envelope = json.loads(ran.stdout)

@@ -283,7 +283,7 @@ def test_a_person_who_starts_it_at_a_terminal_learns_what_it_waits_for() -> None
     with subprocess.Popen(argv, stdin=theirs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
             assert process.stderr is not None and select.select([process.stderr], [], [], ENDED_WITHIN_S)[0]
-            assert b"shotclock tools -- COMMAND" in process.stderr.readline()
+            assert b"shotclock mcp tools -- COMMAND" in process.stderr.readline()
         finally:
             process.kill()
             os.close(ours)

@@ -48,8 +48,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def listed(*options: str) -> list[dict[str, Any]]:
-    """The calls that `shotclock calls` lists, as JSON."""
-    argv = [sys.executable, "-m", "shotclock", "calls", *options]
+    """The calls that `shotclock mcp log` lists, as JSON."""
+    argv = [sys.executable, "-m", "shotclock", "mcp", "log", *options]
     envelope = json.loads(subprocess.run(argv, capture_output=True, timeout=RUN_WITHIN_S).stdout)
     assert envelope["ok"], envelope
     return envelope["data"]["calls"]
@@ -231,7 +231,7 @@ def test_only_operators_see_the_calls_over_http(served: Served, home: Path) -> N
         data = served.ask("GET", "/api/running", token=operator).data
         [call] = data["wrapped"]
         assert (call["server"], call["tool"], call["outcome"]) == ("files", "ignore", "running")
-        assert call["more"] == "shotclock calls --running --server=files --tool=ignore"
+        assert call["more"] == "shotclock mcp log --running --server=files --tool=ignore"
         assert [(each["tool"], each["outcome"]) for each in data["failed"]] == [("hang", "TIMEOUT")]
         os.kill(client.process.pid, signal.SIGKILL)
         client.process.wait(RUN_WITHIN_S)
@@ -268,7 +268,7 @@ def test_the_page_shows_a_call_while_it_runs_and_then_how_it_failed(
         expect(detail).to_contain_text("The server has this call.")
         expect(detail).to_contain_text("Its timeout is reached next")
         expect(detail).to_contain_text(str(client.process.pid))
-        expect(detail).to_contain_text("shotclock calls --running --server=files --tool=hang")
+        expect(detail).to_contain_text("shotclock mcp log --running --server=files --tool=hang")
         expect(detail.get_by_role("button").filter(has_not_text="Running")).to_have_count(0)  # it can only be looked at
         shoot(page, f"wrapped-{theme}")
         command = detail.get_by_role("region", name="Command that lists such calls").element_handle()
@@ -283,5 +283,5 @@ def test_the_page_shows_a_call_while_it_runs_and_then_how_it_failed(
         failed = page.locator("li.row", has_text="cancelled")
         failed.click()
         expect(detail).to_contain_text("Cancelled by the client.")
-        expect(detail).to_contain_text("shotclock calls --failed --server=files --tool=hang")
+        expect(detail).to_contain_text("shotclock mcp log --failed --server=files --tool=hang")
         shoot(page, f"wrapped-failed-{theme}")

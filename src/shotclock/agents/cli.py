@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..calls.call import Outcome
 from ..core.errors import Ending
+from ..core.visible_text import visible
+from ..terminal.drawing import styled
 from ..terminal.parser import CommandTable, Subcommand, argument, flag
-from ..terminal.subcommand import JSON, ChildWork, Mistaken, show_drawn
+from ..terminal.subcommand import JSON, ChildWork, Mistaken, drawn
 from ._status import describe
 from .coding_agents import AGENTS, CodingAgent, ConfigScope
-from .config_files import change_file
+from .config_files import change_file, draw_change
 from .install import plan_install, plan_remove, write_plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 ELSEWHERE = "give it the MCP server `shotclock serve shell` instead"
 
@@ -27,11 +32,12 @@ def _run_install(name: str, user: bool, project: bool, approvals: bool, accept_a
     if agent.needs_acceptance and not accept_allow:
         raise Mistaken({"accept-allow": f"{agent.needs_acceptance}. Give --accept-allow if you accept that"})
     plan = partial(plan_install, agent, _scope(project), approvals=approvals)
-    return change_file("agent install", plan, write_plan, yes=yes)
+    return change_file("agent install", plan, write_plan, draw_change, yes=yes)
 
 
 def _run_remove(name: str, user: bool, project: bool, yes: bool) -> Any:
-    return change_file("agent remove", partial(plan_remove, _find(name), _scope(project)), write_plan, yes=yes)
+    plan = partial(plan_remove, _find(name), _scope(project))
+    return change_file("agent remove", plan, write_plan, partial(draw_change, verb="removed from"), yes=yes)
 
 
 def _scope(project: bool) -> ConfigScope:
@@ -55,7 +61,21 @@ def _run_status(name: str | None) -> ChildWork:
         shown = [each for each in found if each.scope is ConfigScope.USER or (each.is_there and each.file not in users)]
         return Outcome(Ending.FINISHED, data={"agents": [each.as_data() for each in shown]})
 
-    return ChildWork("agent status", body, show=show_drawn)
+    return ChildWork("agent status", body, show=drawn(_draw_status))
+
+
+def _draw_status(data: Any, console: Console) -> None:
+    for each in data["agents"]:
+        state = {True: "effective", None: "installed"}.get(each["effective"], "not effective")
+        state = state if each["installed"] else "not installed"
+        style = {"effective": "green", "installed": "green", "not effective": "yellow"}.get(state, "bright_black")
+        line = styled(f"{each['agent']:<9} {each['scope']:<8} ") + styled(f"{state:<14}", style)
+        approvals = " (with approvals)" if each["approvals"] else ""
+        console.print(line + styled(f"{visible(each['file'])}{approvals}"), soft_wrap=True)
+        for problem in each["problems"]:
+            console.print(styled("  ! ", "yellow") + styled(visible(problem)), soft_wrap=True)
+        for condition in each["conditions"]:
+            console.print(f"  {condition}", soft_wrap=True)
 
 
 def _run_hook(words: list[str]) -> int:

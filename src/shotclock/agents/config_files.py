@@ -20,15 +20,20 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..calls.call import Outcome, no_time_left
+from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
 from ..core.value_types import field, replace, value
 from ..core.visible_text import visible
 from ..store.home import FILE_MODE, make_private_directory, state_home
+from ..terminal.drawing import Draw
 from ..terminal.output import ask_person, is_terminal, raise_on_stop, write_quietly
 from ..terminal.subcommand import TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FOLDER = "agents"
 NEW_FILE_MODE = 0o666  # less the umask
@@ -99,8 +104,15 @@ def kept_file(owner: str, file: Path) -> Path:
     return state_home(os.environ) / FOLDER / f"{owner}-{_digest(os.path.realpath(file))[:16]}.json"
 
 
+def draw_change(data: Any, console: Console, verb: str = "wrote") -> None:
+    done = verb if data["changed"] else "not written:" if data["diff"] else "nothing to change in"
+    console.print(f"{done} {visible(data['file'])}", soft_wrap=True)
+    for note in data["notes"] if data["changed"] else ():
+        console.print(visible(note), soft_wrap=True)
+
+
 def change_file(
-    name: str, plan: Callable[[], ConfigChange], write: Callable[[ConfigChange], Outcome], *, yes: bool
+    name: str, plan: Callable[[], ConfigChange], write: Callable[[ConfigChange], Outcome], how: Draw, *, yes: bool
 ) -> Callable[[bool], int]:
     """Return the work of a subcommand that changes a file: it asks a person, unless `yes` is given."""
 
@@ -126,11 +138,15 @@ def change_file(
                 found = replace(found, notes=())  # they were shown with the question
             return in_child(partial(write, found))
 
+        def show(envelope: Envelope) -> None:
+            if "diff" in cast("dict[str, object]", envelope.data):
+                draw_answer(how, envelope.data)
+
         envelope = conclude(call, work)
         refused: Any = (envelope.error or {}).get("context") or {}
         if not as_json and "diff" in refused:
             write_quietly(sys.stderr, visible(f"{refused['diff']}\n"))
-        return deliver(envelope, as_json, lambda envelope: draw_answer(name, envelope.data))
+        return deliver(envelope, as_json, show)
 
     return start
 

@@ -32,6 +32,7 @@ from ..supervise.owner import find_agent_mark
 from ..terminal.output import confirm, is_terminal, raise_on_stop
 from ..terminal.parser import CommandTable, Subcommand, argument, duration, flag, number_between, option
 from ..terminal.subcommand import JSON, TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer
+from ._inbox_drawing import draw_inbox, draw_proposal
 
 if TYPE_CHECKING:
     from ..dispatch.engines import EngineAddress
@@ -80,7 +81,7 @@ def _start(
         envelope = conclude(this.call, work_in_time, refusal_outcome)
         if verb == "watch" and envelope.code == "CANCELLED" and not as_json:
             return envelope.exit_code  # the person at the terminal ended it
-        return deliver(envelope, as_json, lambda envelope: draw_answer(f"inbox {verb}", envelope.data))
+        return deliver(envelope, as_json, lambda envelope: draw_answer(partial(draw_inbox, verb), envelope.data))
 
     return start
 
@@ -277,7 +278,7 @@ def _confirm(proposal: Proposal, found: Outcome) -> str | None:
         return None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
         _add_difference(found)
-        draw_answer("inbox show", found.data, sys.stderr)
+        draw_answer(draw_proposal, found.data, sys.stderr)
     problem = confirm(proposal.id, proposal.ask.confirmation)
     if problem is not None:
         raise Failure(problem.code, problem.message, context=problem.context, suggestion=problem.suggestion)

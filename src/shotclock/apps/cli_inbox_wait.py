@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from ..calls.call import Call, Outcome
@@ -31,7 +32,9 @@ from ..people.person_wait import (
 )
 from ..people.proposal_json import summary
 from ..store.store import Store
+from ..terminal.drawing import draw
 from ..terminal.output import EarlyEnd, is_terminal, say_line, until_stopped, write_quietly
+from ._inbox_drawing import draw_inbox
 
 STORE_LIMIT_S = 30.0  # a stuck disk would exhaust it
 BELL = "\a"
@@ -176,9 +179,7 @@ class _ChangeWriter:
         if self._as_json:
             text = json.dumps(event, separators=(",", ":")) + "\n"
         else:
-            from ..terminal.render import draw
-
-            text = draw("inbox watch", event) + (BELL if rings else "")
+            text = draw(partial(draw_inbox, "watch"), event) + (BELL if rings else "")
         trouble = write_quietly(sys.stdout, text)
         if trouble is not None and not isinstance(trouble, BrokenPipeError):
             raise Failure("FILE_UNWRITABLE", f"the change could not be written: {trouble}")

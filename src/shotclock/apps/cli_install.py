@@ -12,7 +12,7 @@ from typing import Any
 
 from ..agents import json_text
 from ..agents.coding_agents import ConfigScope
-from ..agents.config_files import ConfigChange, change_file, read_text, write_change
+from ..agents.config_files import ConfigChange, change_file, draw_change, read_text, write_change
 from ..agents.install import program_folder
 from ..agents.mcp_clients import CLIENTS, McpClient
 from ..agents.server_entries import read_config
@@ -29,7 +29,7 @@ def install_in(
 ) -> Callable[[bool], int]:
     """Return the work that shows the change of the client's file, asks, and writes it."""
     plan = partial(_plan, CLIENTS[client], ConfigScope(scope), name, target, words)
-    return change_file("serve install", plan, write_change, yes=yes)
+    return change_file("serve install", plan, write_change, draw_change, yes=yes)
 
 
 def _plan(client: McpClient, scope: ConfigScope, name: str | None, written: str, words: list[str]) -> ConfigChange:

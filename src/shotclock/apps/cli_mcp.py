@@ -1,14 +1,16 @@
-"""`shotclock call` and `shotclock tools`: one question to an MCP server that is gone afterwards."""
+"""`shotclock mcp`: one question to an MCP server that is gone afterwards, and the log of past calls."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..calls import commands
 from ..calls.call import Call, Outcome
@@ -17,20 +19,27 @@ from ..core.envelope import Envelope, Problem, stop_problem
 from ..core.errors import Ending
 from ..core.limits import ClockKind, Clocks, in_seconds
 from ..core.value_types import replace, value
-from ..core.visible_text import visible
-from ..flows.steps.mcp import CLOSE_LIMIT_S, McpProvider, load_client
-from ..flows.steps.provider import StepCall, StepResult
+from ..core.visible_text import one_line, visible
+from ..net.tool_call import CLOSE_LIMIT_S, ToolAnswer, ToolRequest, call_tool, load_client
+from ..net.tool_hints import annotations_of
 from ..supervise.clock import monotonic_ns, process_began_ns
 from ..supervise.command_task import CommandReport
+from ..terminal.drawing import styled, table
 from ..terminal.output import StopListener, write_quietly
-from ..terminal.parser import Subcommand, argument, expand, name_and_value, option
-from ..terminal.subcommand import JSON, Mistaken, deliver, run_subcommand, show_drawn, timeout_option
+from ..terminal.parser import CommandTable, Subcommand, argument, expand, name_and_value, option
+from ..terminal.subcommand import JSON, Mistaken, deliver, draw_answer, run_subcommand, timeout_option
+from .cli_mcp_log import LOG
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CONFIGURATION = ".mcp.json"
 LARGEST_FILE = 10_000_000
 STDERR_LINES = 10
+TABLE_NAME = "shotclock mcp"
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s|\n")
 
-Ask = Callable[[Call, Runtime], Awaitable[StepResult]]
+Ask = Callable[[Call, Runtime], Awaitable[ToolAnswer]]
 
 
 @value
@@ -118,27 +127,21 @@ def _expand(name: str, text: str) -> str:
 
 async def _call_tool(
     server: StdioServer, tool: str, arguments: dict[str, object], call: Call, runtime: Runtime
-) -> StepResult:
-    command, *args = server.argv
-    settings = {"command": command, "args": args, "method": tool, "arguments": arguments}
-    step = StepCall("call", settings, call.clocks, os.environ, server.folder, own_env=server.env)
-    try:
-        result = await McpProvider().run(step, call, runtime)
-    except asyncio.CancelledError:
-        left = step.cancelled.result
-        if left is not None and isinstance(left.outcome, Outcome):
-            call.cancellation.outcome = left.outcome
-        raise
-    outcome = result.outcome
-    if isinstance(outcome, Outcome) and isinstance(outcome.data, dict) and isinstance(result.output, dict):
-        outcome.data = {**outcome.data, "structured_content": result.output}
-    return result
+) -> ToolAnswer:
+    def leave(outcome: Outcome) -> None:
+        call.cancellation.outcome = outcome
+
+    request = ToolRequest(tool, arguments, server.argv, server.env, os.environ, server.folder, leave)
+    found = await call_tool(request, call, runtime)
+    if isinstance(found.outcome.data, dict) and isinstance(found.output, dict):
+        found.outcome.data = {**found.outcome.data, "structured_content": found.output}
+    return found
 
 
-async def _list_tools(server: StdioServer, call: Call, runtime: Runtime) -> StepResult:
+async def _list_tools(server: StdioServer, call: Call, runtime: Runtime) -> ToolAnswer:
     client = await load_client(call)
     if client is None:
-        return StepResult(Outcome(Ending.NOT_STARTED, _late(call)))
+        return ToolAnswer(Outcome(Ending.NOT_STARTED, _late(call)))
     talk = client.ServerConversation(call.trace)
     async with runtime.open(call, server.argv, env=server.env, base_env=os.environ, cwd=server.folder) as process:
         talking = asyncio.ensure_future(talk.talk(talk.over_pipes(process)))
@@ -156,12 +159,12 @@ async def _list_tools(server: StdioServer, call: Call, runtime: Runtime) -> Step
     judged = commands.judge(call, process.task, report)
     if talk.listed.done():
         tools = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in talk.listed.result()]
-        return StepResult(Outcome(Ending.FINISHED, data={"tools": tools}, survivors=judged.survivors))
+        return ToolAnswer(Outcome(Ending.FINISHED, data={"tools": tools}, survivors=judged.survivors))
     if report.unstartable is not None:
-        return StepResult(Outcome(Ending.NOT_STARTED, judged.problem))
+        return ToolAnswer(Outcome(Ending.NOT_STARTED, judged.problem))
     problem = _late(call) if is_late or not talk.settled.done() else talk.settled.result()
     data = {"stderr": judged.data.get("stderr", "")} if isinstance(judged.data, dict) else None
-    return StepResult(Outcome(Ending.KILLED, problem, data, survivors=judged.survivors))
+    return ToolAnswer(Outcome(Ending.KILLED, problem, data, survivors=judged.survivors))
 
 
 def _late(call: Call) -> Problem:
@@ -214,25 +217,42 @@ def _run_call(
     elif command is not None and tool is not None and "=" in tool:
         raise Mistaken({"tool": f"{tool!r} is an argument of the tool: write --arg {tool}"})
     if not tool:
-        raise Mistaken({"tool": "missing TOOL; `shotclock tools SERVER` lists them"})
+        raise Mistaken({"tool": "missing TOOL; `shotclock mcp tools SERVER` lists them"})
     if len({name for name, _ in arg}) < len(arg):
         raise Mistaken({"arg": "an argument was given twice: leave one out"})
     ask = partial(_call_tool, find_server(server, command, config), tool, {**json_args, **dict(arg)})
-    return lambda as_json: deliver(asyncio.run(_ask("call", ask, timeout)), as_json, _show_result)
+    return lambda as_json: deliver(asyncio.run(_ask("mcp call", ask, timeout)), as_json, _show_result)
 
 
 def _run_tools(
     command: list[str] | None, server: str | None, config: str | None, timeout: int
 ) -> Callable[[bool], int]:
     ask = partial(_list_tools, find_server(server, command, config))
-    return lambda as_json: deliver(asyncio.run(_ask("tools", ask, timeout)), as_json, _show_tools)
+    return lambda as_json: deliver(asyncio.run(_ask("mcp tools", ask, timeout)), as_json, _show_tools)
 
 
 def _show_tools(envelope: Envelope) -> None:
     if envelope.ok:
-        show_drawn(envelope)
+        draw_answer(_draw_tools, envelope.data)
     else:
         _show_stderr(envelope.data)
+
+
+def _draw_tools(data: Any, console: Console) -> None:
+    if not data["tools"]:
+        console.print("no tools")
+    rows = table()
+    for tool in data["tools"]:
+        schema = tool.get("inputSchema") or {}
+        required = schema.get("required") or ()
+        names = " ".join(name if name in required else f"[{name}]" for name in schema.get("properties") or ())
+        first, *_ = _SENTENCE_END.split((tool.get("description") or "").strip(), 1)
+        about = styled(one_line(first, 200))
+        words = " · ".join(filter(None, (one_line(names), ", ".join(annotations_of(tool.get("annotations") or {})))))
+        about.append("\n" if about and words else "").append(words, "dim")
+        rows.add_row(styled(one_line(tool["name"], 60), "bold", no_wrap=True), about)
+    if data["tools"]:
+        console.print(rows)
 
 
 def _show_stderr(data: object) -> None:
@@ -287,7 +307,8 @@ def _main(name: str, run: Callable[..., Callable[[bool], int]], words: list[str]
     """Split the command of a server off, which may have options of its own."""
     command = words[words.index("--") + 1 :] if "--" in words else None
     before = words[: words.index("--")] if "--" in words else words
-    return run_subcommand("shotclock", replace(COMMANDS[name], main=None, run=partial(run, command)), before)
+    command_of_verb = replace(VERBS[name], main=None, run=partial(run, command))
+    return run_subcommand(TABLE_NAME, command_of_verb, before)
 
 
 _SERVER = argument("server", "A name in the configuration. Left out if the command of the server follows after --.")
@@ -296,10 +317,19 @@ _EPILOGUE = (
     "SERVER is a name in the configuration of a client (mcpServers in ./.mcp.json), or a command after --. It is "
     "started for this, and stopped afterwards with everything it has started."
 )
-COMMANDS = {
+VERBS = {
+    "tools": Subcommand(
+        "tools",
+        "List the tools of an MCP server, which is started for it and gone afterwards.",
+        (_SERVER, _CONFIG, JSON, timeout_option("1m")),
+        main=partial(_main, "tools", _run_tools),
+        usage="SERVER [OPTIONS] | [OPTIONS] -- COMMAND [ARGUMENTS…]",
+        epilogue=_EPILOGUE,
+    ),
     "call": Subcommand(
         "call",
-        options=(
+        "Call one tool of an MCP server, which is started for it and gone afterwards.",
+        (
             _SERVER,
             argument("tool", "The tool to call."),
             option(
@@ -318,16 +348,10 @@ COMMANDS = {
         usage="SERVER TOOL [OPTIONS] | TOOL [OPTIONS] -- COMMAND [ARGUMENTS…]",
         epilogue=_EPILOGUE,
     ),
-    "tools": Subcommand(
-        "tools",
-        options=(
-            _SERVER,
-            _CONFIG,
-            JSON,
-            timeout_option("1m"),
-        ),
-        main=partial(_main, "tools", _run_tools),
-        usage="SERVER [OPTIONS] | [OPTIONS] -- COMMAND [ARGUMENTS…]",
-        epilogue=_EPILOGUE,
-    ),
+    "log": LOG,
+}
+COMMANDS = {
+    "mcp": CommandTable(
+        TABLE_NAME, "Try the tools of an MCP server by hand, and list past calls.", tuple(VERBS.values()), "verb"
+    )
 }

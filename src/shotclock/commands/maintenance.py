@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..calls.call import Outcome
 from ..calls.principal import Principal, Role
@@ -24,11 +25,19 @@ from ..supervise.clock import wall_time
 from ..supervise.kernel import is_alive
 from ..terminal.output import ask_person, is_terminal, say_line, write_quietly
 from ..terminal.parser import CommandTable, Subcommand, argument, duration, flag, option
-from ..terminal.subcommand import JSON, ChildWork, looks, show_drawn, timeout_option
-from .doctor import Findings, examine
+from ..terminal.subcommand import JSON, ChildWork, drawn, looks, timeout_option
+from ._drawing import draw_checks, draw_errors, draw_pruned, draw_tokens
+from .doctor import Check, examine
 
-if TYPE_CHECKING:
-    from ..ui.daemon import DeviceFindings
+PARTS = {"ui": "shotclock.ui.daemon"}
+"""What else `doctor` can look at: the module of the product, whose `examine` returns Findings. Opened by name."""
+
+
+class Findings(Protocol):
+    @property
+    def failed(self) -> Sequence[Check]: ...
+
+    def as_data(self) -> dict[str, object]: ...
 
 
 def _look_up(code: str | None) -> Outcome:
@@ -55,19 +64,15 @@ def _run_doctor(about: str | None, sweep: bool, trace: str | None, timeout: int)
         if (ask_person(f"Kill the leftovers {whose}? [y/N] ") or "").strip().lower() not in ("y", "yes"):
             hint = "answer y to kill them; without --sweep they are only listed"
             raise Failure("PERSON_REQUIRED", "nothing was stopped: the answer was not yes", suggestion=hint)
-    return ChildWork("doctor", lambda: _examine(about, sweep, trace), timeout, mutates=sweep, show=show_drawn)
+    return ChildWork("doctor", lambda: _examine(about, sweep, trace), timeout, mutates=sweep, show=drawn(draw_checks))
 
 
 def _examine(about: str | None, sweep: bool, trace: str | None) -> Outcome:
-    findings: Findings | DeviceFindings
-    if about == "ui":
-        import asyncio
-
-        from ..ui.daemon import examine_devices
-
-        findings = asyncio.run(examine_devices())
-    else:
+    findings: Findings
+    if about is None:
         findings = examine(sweep=sweep, trace_id=trace)
+    else:
+        findings = import_module(PARTS[about]).examine()
     problem = None
     if findings.failed:
         message = "; ".join(f"{check.name}: {check.detail}" for check in findings.failed)
@@ -83,9 +88,9 @@ def _run_prune(
     limits = {**ages, "runs": keep, "runs_bytes": max_size}
     changes = {name: limit for name, limit in limits.items() if limit is not None}
     if reset:
-        return ChildWork("prune", reset_store, timeout, mutates=True, show=show_drawn)
+        return ChildWork("prune", reset_store, timeout, mutates=True, show=drawn(draw_pruned))
     return ChildWork(
-        "prune", lambda: prune_store(changes, dry_run=dry_run), timeout, mutates=not dry_run, show=show_drawn
+        "prune", lambda: prune_store(changes, dry_run=dry_run), timeout, mutates=not dry_run, show=drawn(draw_pruned)
     )
 
 
@@ -152,7 +157,7 @@ def _token_work(verb: str, body: Callable[[Access, WallTime], dict[str, object]]
         with Store.open() as store:
             return Outcome(Ending.FINISHED, data=body(Access(store), wall_time()))
 
-    show = _show_token if verb == "create" else show_drawn
+    show = _show_token if verb == "create" else drawn(draw_tokens)
     return ChildWork(f"token {verb}", perform, mutates=verb != "list", show=show, on_failure=refusal_outcome)
 
 
@@ -181,12 +186,12 @@ COMMANDS: dict[str, Subcommand | CommandTable] = {
     "errors": Subcommand(
         "errors",
         options=(argument("code", "Show only this code, as in `shotclock errors TIMEOUT`."), JSON, timeout_option()),
-        run=looks("errors", _look_up),
+        run=looks("errors", _look_up, draw_errors),
     ),
     "doctor": Subcommand(
         "doctor",
         options=(
-            argument("about", "ui: check the devices of `shotclock ui` instead of the machine.", choices=("ui",)),
+            argument("about", "ui: check the devices of `shotclock ui` instead of the machine.", choices=tuple(PARTS)),
             flag(
                 "--sweep",
                 "Kill the leftovers of all your work on this machine, also of other projects and stores, and remove "

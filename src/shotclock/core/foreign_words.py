@@ -42,6 +42,9 @@ COMMANDS: dict[str, dict[str, str]] = {
     "shotclock": {
         **{verb: f"write shotclock ui {verb}" for verb in _VERBS},
         "execute": "write shotclock ui exec",
+        "tools": "write `shotclock mcp tools`",
+        "call": "write `shotclock mcp call`",
+        "calls": "write `shotclock mcp log`",
         **dict.fromkeys(("--check", "--config"), "write shotclock run FLOW"),
     },
     "shotclock ui exec": {"best-effort": 'set "mode": "best_effort" in the payload'},

@@ -12,7 +12,7 @@ from ..calls.call import Outcome
 from ..core.errors import Ending
 from ..core.value_types import value
 from .parser import CommandTable, Option, Subcommand, argument, flag
-from .subcommand import TABLE, ChildWork, load
+from .subcommand import ChildWork
 
 SHELLS = ("bash", "zsh", "fish")
 _JSON = flag("--json", "Print an envelope with the script instead of the script.", key="json_only")
@@ -218,6 +218,3 @@ def _first_sentence(text: str) -> str:
 
 
 SCRIPTS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}
-COMMANDS = {
-    "completion": completion_command("shotclock", lambda: places_of(TABLE, lambda command: load(command.name))),
-}

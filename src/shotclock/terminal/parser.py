@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import textwrap
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -150,6 +149,7 @@ class Subcommand:
     main: Callable[[list[str]], int] | None = None  # reads the words itself and returns the exit code
     rest: str = ""  # the key of another command line: everything from the first word that is not an option
     usage: str = ""
+    heading: str = "Commands"  # in the help of its table; without one, only its name is listed at the end
     description: str = ""  # shown in its help instead of the summary
     epilogue: str = ""
 
@@ -432,12 +432,28 @@ def help_width() -> int:
 
 
 def table_help(table: CommandTable, width: int = HELP_WIDTH) -> str:
-    sections = {"Commands": [(command.name, command.summary) for command in table.commands]}
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for command in table.commands:
+        sections.setdefault(command.heading, []).append((command.name, command.summary))
+    usage = f"Usage: {table.name} {table.kind.upper()} [OPTIONS]"
+    if len(sections) > 1:
+        return _grouped_page(usage, table, sections, width)
     form = "text or json, before or after the command [text on a terminal, json elsewhere]"
     sections["Options"] = [(f"{FORMAT.name} {FORMAT.metavar}", form), ("-h, --help", "show help")]
     if table.has_version:
         sections["Options"].append(("--version", "show the version"))
-    return _page(f"Usage: {table.name} {table.kind.upper()} [OPTIONS]", table.summary, sections, table.epilogue, width)
+    return _page(usage, table.summary, sections, table.epilogue, width)
+
+
+def _grouped_page(usage: str, table: CommandTable, sections: dict[str, list[tuple[str, str]]], width: int) -> str:
+    """Return the help of many commands, on one screen."""
+    others = ", ".join(name for name, _ in sections.pop("", []))
+    column = max(len(name) for entries in sections.values() for name, _ in entries) + 4
+    lines = [usage, *_wrap(table.summary, width)]
+    for heading, entries in sections.items():
+        lines += [f"{heading}:", *(line for entry in entries for line in _entry(*entry, width, column))]
+    lines += _wrap(f"Others: {others}." if others else "", width) + _wrap(table.epilogue, width)
+    return "\n".join(lines) + "\n"
 
 
 def command_help(name: str, command: Subcommand, width: int = HELP_WIDTH) -> str:
@@ -464,15 +480,17 @@ def _page(usage: str, summary: str, sections: dict[str, list[tuple[str, str]]], 
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _entry(name: str, text: str, width: int) -> list[str]:
-    indent = " " * _HELP_COLUMN
-    lines = [indent + line for line in _wrap(text, width - _HELP_COLUMN)]
-    if len(name) + 4 > _HELP_COLUMN or not lines:
+def _entry(name: str, text: str, width: int, column: int = _HELP_COLUMN) -> list[str]:
+    indent = " " * column
+    lines = [indent + line for line in _wrap(text, width - column)]
+    if len(name) + 4 > column or not lines:
         return [f"  {name}", *lines]
-    return [f"  {name}".ljust(_HELP_COLUMN) + lines[0].lstrip(), *lines[1:]]
+    return [f"  {name}".ljust(column) + lines[0].lstrip(), *lines[1:]]
 
 
 def _wrap(text: str, width: int) -> list[str]:
+    import textwrap  # only help needs it, and `exec` starts without
+
     lines: list[str] = []
     for paragraph in text.split("\n\n"):
         if any(line[:1].isspace() for line in paragraph.splitlines()):  # an example keeps its lines

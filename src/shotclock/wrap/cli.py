@@ -99,7 +99,7 @@ def main(words: list[str]) -> int:
         catalogue=catalogue,
     )
     if os.isatty(0):
-        say_line("shotclock wrap: waiting for a client on stdin; to try a server by hand: shotclock tools -- COMMAND")
+        say_line("shotclock wrap: waiting for a client on stdin; to try one by hand: shotclock mcp tools -- COMMAND")
     front.run()
     for each in (log, traced):
         if each is not None and (missing := each.close()):
@@ -366,8 +366,8 @@ COMMAND = Subcommand(
             needs="--url",
             heading=_REMOTE,
         ),
-        option("--name", "NAME", "The name of the server in `shotclock calls`, instead of its program.", heading=_LOG),
-        flag("--no-log", "Do not record calls for `shotclock calls`.", heading=_LOG),
+        option("--name", "NAME", "The name of the server in `mcp log`, instead of its program.", heading=_LOG),
+        flag("--no-log", "Do not record calls for `shotclock mcp log`.", heading=_LOG),
     ),
     rest="command",
     usage="[OPTIONS] -- COMMAND [ARGUMENTS…] | [OPTIONS] --url URL",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..agents.coding_agents import ConfigScope
-from ..agents.config_files import ConfigChange, KeptText, change_file, kept_file, read_text, write_change
+from ..agents.config_files import ConfigChange, KeptText, change_file, draw_change, kept_file, read_text, write_change
 from ..agents.install import program_folder
 from ..agents.mcp_clients import CLIENTS, McpClient, ServerEntry, ServerState, list_servers
 from ..agents.server_entries import ConfigEditor, read_config
@@ -16,12 +16,17 @@ from ..calls.call import Outcome
 from ..core.errors import Ending, Failure
 from ..core.limits import format_duration
 from ..core.value_types import replace, value
+from ..core.visible_text import visible
+from ..terminal.drawing import styled
 from ..terminal.parser import CommandTable, Subcommand, argument, flag, is_option, nearest_of, option, read
-from ..terminal.subcommand import JSON, ChildWork, Mistaken, run_subcommand, run_table, show_drawn
+from ..terminal.subcommand import JSON, ChildWork, Mistaken, drawn, run_subcommand, run_table
 from ._limits import DEFAULT_TIMEOUT_MS
 from .cli import COMMAND as WRAP
 from .cli import FOR_EVERY_SERVER, names_verb
 from .cli import main as run_server
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MARGIN_MS = 1000  # between our last answer and the client's own limit; the way back takes some milliseconds
 NOT_FOR_ALL = ("--name", "--update-lock")  # a name belongs to one server, and an update to one start
@@ -193,12 +198,14 @@ def _install_words(words: list[str]) -> int:
 def _run_install(words: list[str], client: str, scope: str, file: str | None, server: list[str], yes: bool) -> Any:
     options = _read_options(words, server)
     place = ConfigPlace.find(CLIENTS[client], scope, file)
-    return change_file("wrap install", partial(plan_install, place, server, options), write_change, yes=yes)
+    plan = partial(plan_install, place, server, options)
+    return change_file("wrap install", plan, write_change, partial(_draw_change, "wrote"), yes=yes)
 
 
 def _run_remove(client: str, scope: str, file: str | None, server: list[str], yes: bool) -> Any:
     place = ConfigPlace.find(CLIENTS[client], scope, file)
-    return change_file("wrap remove", partial(plan_remove, place, server), write_change, yes=yes)
+    plan = partial(plan_remove, place, server)
+    return change_file("wrap remove", plan, write_change, partial(_draw_change, "removed from"), yes=yes)
 
 
 def _run_status(client: str | None) -> ChildWork:
@@ -208,7 +215,7 @@ def _run_status(client: str | None) -> ChildWork:
         places = [ConfigPlace.find(each, scope, None) for each in chosen for scope in ConfigScope]
         return Outcome(Ending.FINISHED, data={"clients": [_describe(place) for place in places]})
 
-    return ChildWork("wrap status", body, show=show_drawn)
+    return ChildWork("wrap status", body, show=drawn(_draw_clients))
 
 
 def _describe(place: ConfigPlace) -> dict[str, object]:
@@ -221,6 +228,29 @@ def _describe(place: ConfigPlace) -> dict[str, object]:
         problem = str(failure)
     about = {"client": place.client.name, "scope": place.scope, "file": str(place.file)}
     return {**about, "exists": text is not None or problem is not None, "servers": servers, "problem": problem}
+
+
+def _draw_clients(data: Any, console: Console) -> None:
+    for each in data["clients"]:
+        line = f"{each['client']:<9} {each['scope']:<8} {visible(each['file'])}"
+        console.print(line if each["exists"] else f"{line} (no such file)", soft_wrap=True)
+        if each["problem"] is not None:
+            console.print(styled("  ! ", "yellow") + styled(visible(each["problem"])), soft_wrap=True)
+        _draw_servers(each["servers"], console)
+
+
+def _draw_change(verb: str, data: Any, console: Console) -> None:
+    draw_change(data, console, verb)
+    _draw_servers(data["servers"], console)
+
+
+def _draw_servers(servers: Any, console: Console) -> None:
+    for each in servers:
+        style = {"wrapped": "green", "not wrapped": "yellow"}.get(each["state"], "bright_black")
+        project = "" if each["project"] is None else f" in {each['project']}"
+        reason = "" if each["reason"] is None else f": {each['reason']}"
+        line = styled(f"  {visible(each['name'])}{visible(project)} ") + styled(f"{each['state']}{reason}", style)
+        console.print(line, soft_wrap=True)
 
 
 _NAMES = ", ".join(CLIENTS)

@@ -12,8 +12,8 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from ..core.value_types import value
+from ..net.tool_hints import ANNOTATIONS
 
-DESTRUCTIVE = "destructive"
 ALMOST = 0.85  # a word this like that of an annotation is a slip, which would let calls pass
 # Spellings of a path that only a server resolves: blanks at an end, control characters, `~`, a scheme, `..`.
 _UNPLAIN = re.compile(r"[\x00-\x1f\x7f]|^\s|\s$|^~|^[A-Za-z][A-Za-z0-9+.-]+:|(^|[/\\])\.\.([/\\]|$)")
@@ -23,15 +23,6 @@ class CallVerdict(StrEnum):
     ALLOW = "allow"
     ASK = "ask"
     DENY = "deny"
-
-
-# The defaults of the protocol: a tool that declares nothing is destructive and reaches the outside.
-_ANNOTATIONS: dict[str, Callable[[Mapping[str, object]], bool]] = {
-    DESTRUCTIVE: lambda hints: hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False,
-    "read-only": lambda hints: hints.get("readOnlyHint") is True,
-    "idempotent": lambda hints: hints.get("idempotentHint") is True,
-    "open-world": lambda hints: hints.get("openWorldHint") is not False,
-}
 
 
 @value
@@ -45,10 +36,10 @@ class Rule:
 
     @property
     def needs_hints(self) -> bool:
-        return self.tools in _ANNOTATIONS
+        return self.tools in ANNOTATIONS
 
     def matches_tool(self, tool: str, hints: Mapping[str, object]) -> bool:
-        test = _ANNOTATIONS.get(self.tools)
+        test = ANNOTATIONS.get(self.tools)
         if test is not None:
             return test(hints)
         is_like = fnmatchcase(_plain_name(tool), self.tools.casefold())
@@ -79,11 +70,6 @@ class Rule:
 
     def __str__(self) -> str:
         return f"{self.verdict} {self.text}"
-
-
-def annotations_of(hints: Mapping[str, object]) -> list[str]:
-    """Return the words for annotations that match a tool with these hints."""
-    return [word for word, matches in _ANNOTATIONS.items() if matches(hints)]
 
 
 def _plain_name(name: str) -> str:
@@ -186,7 +172,7 @@ def rule_reader(verdict: CallVerdict) -> Callable[[str], Rule]:
             arguments.append((name, pattern))
         if "=" in tools:
             raise ValueError(f"{tools!r} should be the name of a tool, as in '* {tools}'")
-        if tools not in _ANNOTATIONS and (meant := get_close_matches(tools.lower(), _ANNOTATIONS, 1, ALMOST)):
+        if tools not in ANNOTATIONS and (meant := get_close_matches(tools.lower(), ANNOTATIONS, 1, ALMOST)):
             raise ValueError(f"did you mean {meant[0]!r}? For a tool of that name write '[{tools[0]}]{tools[1:]}'")
         return Rule(verdict, " ".join([tools, *conditions]), tools, tuple(arguments))
 

@@ -23,7 +23,7 @@ from shotclock.core.limits import Clocks
 from shotclock.flows.file.loader import load_text
 from shotclock.flows.run.runs import RunRequest, start
 from shotclock.flows.steps._http import HttpProvider
-from shotclock.net.http import LONGEST_RETRY_AFTER_MS, HttpRequest, InvalidRequest, retry_after_ms
+from shotclock.flows.steps.http_message import LONGEST_RETRY_AFTER_MS, HttpRequest, InvalidRequest, retry_after_ms
 from shotclock.store.store import Store
 from tests.flows.steps import servers
 from tests.flows.steps.conftest import OVERSHOOT_S, Tried, sockets_to

@@ -20,7 +20,8 @@ import shotclock.net.mcp_client as conversation  # at once, so that no test pays
 from shotclock.core.limits import Clocks
 from shotclock.flows.file.loader import load_text
 from shotclock.flows.run.runs import RunRequest, start
-from shotclock.flows.steps.mcp import CLOSE_LIMIT_S, McpProvider
+from shotclock.flows.steps.mcp import McpProvider
+from shotclock.net.tool_call import CLOSE_LIMIT_S
 from shotclock.store.store import Store
 from tests.apps.server.client import http_server
 from tests.calls.bounds import ROOT, marked
@@ -197,7 +198,7 @@ def test_the_clock_of_the_step_runs_while_the_client_is_still_loaded(
     loads = "import time\ntime.sleep(3)\nfrom shotclock.net.mcp_client import Conversation\n"
     (tmp_path / "loads_slowly.py").write_text(loads)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("shotclock.flows.steps.mcp._CLIENT", "loads_slowly")
+    monkeypatch.setattr("shotclock.net.tool_call._CLIENT", "loads_slowly")
 
     tried = ask(server("never_answers"), timeout="5s")
     assert tried.error["code"] == "TIMEOUT" and tried.error["context"]["clock"]["limit_ms"] == 5000

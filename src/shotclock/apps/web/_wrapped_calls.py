@@ -36,7 +36,7 @@ def describe_calls(found: CallsNow, now: WallTime) -> dict[str, Any]:
         "wrapped_count": len(found.open),
         "failed": lately[:MOST_FAILED],
         "failed_has_more": len(lately) >= MOST_FAILED,
-        "failed_command": f"shotclock calls --failed --since {format_duration(LATELY_MS)}",
+        "failed_command": f"shotclock mcp log --failed --since {format_duration(LATELY_MS)}",
     }
 
 
@@ -59,4 +59,4 @@ def _describe_lost(call: OpenCall, now: WallTime) -> dict[str, Any]:
 def _command(selection: str, call: LoggedCall | OpenCall) -> str:
     """Return the command that lists this call and similar ones, quoted for a shell."""
     pattern = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in call.tool)
-    return shlex.join(["shotclock", "calls", selection, f"--server={call.server}", f"--tool={pattern}"])
+    return shlex.join(["shotclock", "mcp", "log", selection, f"--server={call.server}", f"--tool={pattern}"])

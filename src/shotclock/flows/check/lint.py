@@ -590,7 +590,7 @@ def _check_references(workflow: WorkflowFile, folder: Path) -> Iterator[Finding]
         written = step.cwd or workflow.defaults.cwd or "."
         home = None if is_template(written) else folder / written
         if step.type == "http_client":
-            from ...net.http import METHODS, find_written_flaws
+            from ..steps.http_message import METHODS, find_written_flaws
 
             for key, why in find_written_flaws(step.model_dump(), is_template):
                 yield Finding("http/invalid", why, (*where, key))

@@ -8,15 +8,16 @@ from ...calls.call import Outcome
 from ...core.errors import Ending, Failure
 from ...store.store import Store
 from ...terminal.parser import Subcommand, argument, number_between, option
-from ...terminal.subcommand import JSON, ChildWork, show_drawn, timeout_option
+from ...terminal.subcommand import JSON, ChildWork, drawn, timeout_option
 from ..file.loader import Loaded, judge, suggest, try_load
 from ..report.history import RUNS_READ, History, advise, has_store, name_of, read_history
+from ._check_drawing import draw_advice
 
 MOST_RUNS = 1_000
 
 
 def _run_advise(flow: str, step: list[str], runs: int, timeout: int) -> ChildWork:
-    return ChildWork("advise", lambda: _show(flow, step, runs), timeout, show=show_drawn)
+    return ChildWork("advise", lambda: _show(flow, step, runs), timeout, show=drawn(draw_advice))
 
 
 def _show(flow: str, steps: Sequence[str], runs: int) -> Outcome:

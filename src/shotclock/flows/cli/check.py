@@ -16,6 +16,7 @@ from ..check.plan import Plan, PlannedStep, plan_of
 from ..file.loader import Finding, Loaded, judge, load_or_refuse
 from ..file.schema import WorkflowFile, json_schema
 from ..report.history import find_near_limits
+from ._check_drawing import draw_findings, draw_plan, draw_schema
 from .import_hint import point_to_import
 
 
@@ -122,7 +123,7 @@ _OPTIONS = (
     timeout_option(),
 )
 COMMANDS = {
-    "check": Subcommand("check", options=_OPTIONS, run=looks("check", _check)),
-    "plan": Subcommand("plan", options=_OPTIONS, run=looks("plan", _plan)),
-    "schema": Subcommand("schema", options=(JSON, timeout_option()), run=looks("schema", _schema)),
+    "check": Subcommand("check", options=_OPTIONS, run=looks("check", _check, draw_findings)),
+    "plan": Subcommand("plan", options=_OPTIONS, run=looks("plan", _plan, draw_plan)),
+    "schema": Subcommand("schema", options=(JSON, timeout_option()), run=looks("schema", _schema, draw_schema)),
 }

@@ -19,11 +19,21 @@ from ...core.errors import Ending
 from ...core.visible_text import one_line
 from ...store.store import Store
 from ...supervise.clock import monotonic_ns, wall_time
+from ...terminal.drawing import brief
 from ...terminal.output import Screen
-from ...terminal.render import COLOURS
 from ..check.plan import Groups, ends_awaited, grace_ms, graph_of, is_per_item, most_tries, needs
 from ..file.schema import WorkflowFile
-from ..report.report import MARKS, brief, news_in_words, noteworthy, wait_in_words, why_failed
+from ..report.words import (
+    COLOURS,
+    MARKS,
+    attempts_in_words,
+    news_in_words,
+    noteworthy,
+    skipped_in_words,
+    took_in_words,
+    wait_in_words,
+    why_failed,
+)
 from ..run.state import Status, StepState
 from ..run.step_log import read_records
 from .logs import ESCAPES
@@ -62,7 +72,7 @@ class View:
         self._news: dict[str, dict[str, Any]] = {}
         self._printed: dict[str, str] = {}
         self._states: dict[str, StepState] = {}
-        self._running: dict[str, _TryClock] = {}
+        self._running: dict[str, _AttemptClock] = {}
         self._finished: dict[str, None] = {}
         self._on_call = _find_reactions(workflow)
         self._longest = min(LONGEST_NAME, max((len(one_line(name)) for name in self._graph), default=1))
@@ -90,7 +100,7 @@ class View:
             self._news.pop(name, None)
             self._printed.pop(name, None)
         else:
-            self._running[name] = _TryClock()
+            self._running[name] = _AttemptClock()
 
     def note_news(self, name: str, news: dict[str, Any]) -> None:
         if news["event"] in ("waiting", "no_worker"):  # no row of the view has room for it
@@ -247,10 +257,9 @@ class View:
             return self._running_row(state, clock, now_ns)
         line = self._begin_line(state.id, state.status)
         if state.started_ms is not None and state.duration_ms is not None:
-            line.append(brief(state.duration_ms - state.waited_ms))
-            line.append(f", waited {brief(state.waited_ms)}" if state.waited_ms else "")
+            line.append(took_in_words(state.duration_ms, state.waited_ms))
             if state.attempts > 1 and not self._is_per_item(state.id):
-                line.append(f", {state.attempts} tries")
+                line.append(f", {attempts_in_words(state.attempts)}")
             line.append("  ")
         if state.kept_from is not None:
             line.append(f"kept from run {one_line(state.kept_from)}", "bright_black")
@@ -259,13 +268,12 @@ class View:
             if state.ending == Ending.KILLED:
                 line.append(", killed", COLOURS[state.status])
         elif state.reason is not None:
-            because = state.reason.value.replace("_", " ") + (f": {state.cause}" if state.cause else "")
-            line.append(f"skipped, {one_line(because)}", "bright_black")
+            line.append(f"skipped: {one_line(skipped_in_words(state.reason, state.cause))}", "bright_black")
         elif note := noteworthy(state.warnings):
             line.append(one_line(note), "yellow")
         return line
 
-    def _running_row(self, state: StepState, clock: _TryClock, now_ns: int) -> Text:
+    def _running_row(self, state: StepState, clock: _AttemptClock, now_ns: int) -> Text:
         clock.look(state, now_ns)
         line = self._begin_line(state.id, Status.PARKED if state.waits_for else Status.RUNNING)
         step = self._workflow.steps[state.id]
@@ -277,9 +285,8 @@ class View:
         if self._stopped_ns is not None and clock.began_ns <= self._stopped_ns:
             return _append_stopping(line, "stopping", step_grace_ms - (now_ns - self._stopped_ns) // 1_000_000)
         if state.error is not None and clock.is_pausing(state) and most_tries(self._workflow, step) > 1:
-            return line.append(
-                f"try {state.attempts} failed, tries again: {one_line(why_failed(state.error))}", "yellow"
-            )
+            why = one_line(why_failed(state.error))
+            return line.append(f"attempt {state.attempts} failed, retries: {why}", "yellow")
         limits = []
         if state.timeout_ms and not self._is_per_item(state.id):
             limits.append(state.timeout_ms)
@@ -297,7 +304,7 @@ class View:
         else:
             line.append(f"{_format_ticking(spent_ms)}, no limit")
         if state.attempts > 1 and not self._is_per_item(state.id):
-            line.append(f"  try {state.attempts}", "yellow")
+            line.append(f"  attempt {state.attempts}", "yellow")
         if (news := self._news.get(state.id)) is not None:
             line.append(f"  {_describe_news(news, now_ns)}", "yellow")
         if (printed := self._printed.get(state.id)) is not None:
@@ -318,7 +325,7 @@ class View:
                 line.append_text(_draw_countdown(max(0, state.timeout_ms - spent_ms), state.timeout_ms))
             else:
                 line.append(f"{_format_ticking(spent_ms)}, no limit")
-            rows.append(line.append(f"  try {item.attempts}" if item.attempts > 1 else "", "yellow"))
+            rows.append(line.append(f"  attempt {item.attempts}" if item.attempts > 1 else "", "yellow"))
         return rows
 
     def _is_per_item(self, name: str) -> bool:
@@ -336,13 +343,13 @@ class View:
         return min(self._longest, max(SHORTEST_NAME, self._console.width // 3))
 
 
-class _TryClock:
-    """The start of the current try. The state only counts tries, so it is noticed by looking."""
+class _AttemptClock:
+    """The start of the current attempt. The state only counts attempts, so it is noticed by looking."""
 
     def __init__(self) -> None:
         self.began_ns = monotonic_ns()
         self._attempt = 0
-        self._before: object = None  # the error of the previous try; any other error belongs to the current one
+        self._before: object = None  # the error of the previous attempt; any other error belongs to the current one
         self._seen: object = None
 
     def look(self, state: StepState, now_ns: int) -> None:

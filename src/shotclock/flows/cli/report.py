@@ -16,9 +16,10 @@ from ...store.store import Store
 from ...supervise.unsupervised import open_in_browser
 from ...terminal.output import describe_page, is_terminal, say_line
 from ...terminal.parser import Subcommand, argument, flag, option
-from ...terminal.subcommand import JSON, ChildWork, Mistaken, show_drawn, timeout_option
+from ...terminal.subcommand import JSON, ChildWork, Mistaken, drawn, timeout_option
 from ..engines import open_engine
 from ..report.report import Report, to_markdown
+from ._report_drawing import draw_run, draw_runs
 
 if TYPE_CHECKING:
     from ...dispatch.engines import EngineAddress
@@ -40,7 +41,7 @@ def _run_report(
     if run_id is None:
         if writes or output != "json":
             raise Mistaken({"run-id": "missing RUN-ID; `shotclock report` lists the last runs"})
-        return ChildWork("report", lambda: _list_runs(on), timeout, show=show_drawn)
+        return ChildWork("report", lambda: _list_runs(on), timeout, show=drawn(draw_runs))
 
     def body() -> Outcome:
         with open_engine(on) as engine:
@@ -61,7 +62,7 @@ def _run_report(
     def open_page(outcome: Outcome, as_json: bool) -> None:
         _open_page(outcome, says=as_json or output != "json")  # otherwise the drawing names the page
 
-    return ChildWork("report", body, timeout, writes, show_drawn, open_page if open else None)
+    return ChildWork("report", body, timeout, writes, drawn(draw_run), open_page if open else None)
 
 
 def _open_page(outcome: Outcome, *, says: bool) -> None:

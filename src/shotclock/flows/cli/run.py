@@ -25,6 +25,7 @@ from ...dispatch.engines import engine_options
 from ...people.person_wait import read_response_budget_ms
 from ...supervise import kernel
 from ...supervise.clock import wall_time
+from ...terminal.drawing import brief
 from ...terminal.output import (
     Outlet,
     Signalled,
@@ -44,7 +45,8 @@ from ...terminal.subcommand import JSON, Mistaken, answer_at_once
 from ..check.lint import lint
 from ..engines import EmbeddedEngine, Engine, open_engine
 from ..file.loader import judge, load_or_refuse
-from ..report.report import MARKS, WORDS, artifacts_in_words, brief, unstarted
+from ..report.report import unstarted
+from ..report.words import MARKS, WORDS, artifacts_in_words
 from ..run.rerun import refuse_open
 from ..run.runs import RunCaller, RunRequest
 from ..run.state import Status, StepState, read_record

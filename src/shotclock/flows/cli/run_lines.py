@@ -14,7 +14,15 @@ from ...core.value_types import field, record
 from ...core.visible_text import one_line
 from ...supervise.clock import monotonic_ns
 from ...terminal.output import Outlet
-from ..report.report import MARKS, news_in_words, wait_in_words, why_failed
+from ..report.words import (
+    MARKS,
+    attempts_in_words,
+    news_in_words,
+    skipped_in_words,
+    took_in_words,
+    wait_in_words,
+    why_failed,
+)
 from ..run.state import Status, StepState
 from ..run.step_log import read_records
 from .logs import LabelledLines, is_part_of, label_of
@@ -69,7 +77,7 @@ class RunLines:
         self._groups: dict[str, _Group] = {}
         self._running: dict[str, int] = {}
         self._unannounced: dict[str, tuple[int, str]] = {}  # a step whose `if` is false is never announced as running
-        self._tries: dict[str, int] = {}
+        self._attempts: dict[str, int] = {}
         self._waits: dict[str, str] = {}
         self._began_ns = self._written_ns = monotonic_ns()
         self._left_out = 0
@@ -114,8 +122,8 @@ class RunLines:
         self._running.pop(state.id, None)
         self._write_group(state.id, state.status.value)
         line = _describe(state)
-        if (tries := self._tries.pop(state.id, 1)) > 1 and state.status.is_final:
-            line += f" (try {tries})"
+        if (attempts := self._attempts.pop(state.id, 1)) > 1 and state.status.is_final:
+            line += f" ({attempts_in_words(attempts)})"
         if self._in_groups and state.status.is_bad:  # shown above the log as well
             kind = "warning" if state.continues else "error"
             line = f"::{kind} title={_escape(state.id, ':,')}::{_escape(line)}"
@@ -131,14 +139,14 @@ class RunLines:
                 self._write_line(self._unannounced.pop(name)[1])
 
     def note_output(self, step: str, number: int, records: bytes) -> None:
-        """Show new output; without records, a try begins."""
+        """Show new output; without records, an attempt begins."""
         self._announce(step.partition("[")[0].partition(" tool ")[0])
         if not self._shows_output:
             return
         if not records:
-            self._tries[step] = number
+            self._attempts[step] = number
             if number > 1:
-                self._write_line(f"… {step} is tried again (try {number})")
+                self._write_line(f"… {step} begins attempt {number}")
             return
         if self._only and not any(is_part_of(step, name) for name in self._only):
             return
@@ -217,11 +225,11 @@ def _escape(text: str, more: str = "") -> str:
 
 
 def _describe(state: StepState) -> str:
-    took = "" if state.duration_ms is None else f" {format_duration(state.duration_ms - state.waited_ms)}"
-    took += f", waited {format_duration(state.waited_ms)}" if state.waited_ms else ""
+    took = "" if state.duration_ms is None else " "
+    took += took_in_words(state.duration_ms, state.waited_ms)
     why = ""
     if state.error is not None:
         why = f": {one_line(why_failed(state.error), 1000)}"
     elif state.reason is not None:
-        why = f": {state.reason.value}" + (f" ({state.cause})" if state.cause else "")
+        why = f": {skipped_in_words(state.reason, state.cause)}"
     return f"{MARKS[state.status]} {state.id} {state.status.value}{took}{why}"

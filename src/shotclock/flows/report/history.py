@@ -17,6 +17,7 @@ from ...core.limits import NS_PER_MS, WORK_CLOCKS, WallTime, format_duration, re
 from ...core.value_types import field, value
 from ...store.home import FILE_NAME, state_home
 from ...supervise.clock import monotonic_ns
+from ...terminal.drawing import brief
 from ..check.lint import identity
 from ..check.plan import (
     PlannedStep,
@@ -32,7 +33,6 @@ from ..file.schema import WorkflowFile
 from ..run.state import Status
 from ..steps.command import ToolStep
 from ..steps.provider import STEP_TYPES, StepPart
-from .report import brief
 
 if TYPE_CHECKING:
     from ...store.runs import PastRun, PastStep, Runs

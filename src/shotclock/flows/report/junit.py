@@ -7,8 +7,10 @@ from xml.etree import ElementTree as xml
 from xml.etree.ElementTree import Element
 
 from ...core.visible_text import one_line, visible
+from ...terminal.drawing import brief
 from ..run.state import Status
-from .report import WORDS, Report, ReportedStep, brief, news_in_words
+from .report import Report, ReportedStep
+from .words import WORDS, attempts_in_words, news_in_words
 
 SYSTEM_OUT_SHOWN = 8_000  # characters of a step's output in JUnit, which readers load whole
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -69,7 +71,7 @@ def _detail(step: ReportedStep) -> str:
     if step.ending:
         lines.append(f"ending: {step.ending}")
     if step.attempts > 1:
-        lines.append(f"tries: {step.attempts}" + " over all items" * step.is_per_item)
+        lines.append(attempts_in_words(step.attempts) + " over all items" * step.is_per_item)
     lines += [f"+{brief(news['at_ms'])}: {news_in_words(news)}" for news in step.overtime]
     return "\n".join(lines)
 

@@ -8,16 +8,28 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...core.limits import WallTime, format_duration
+from ...core.limits import WallTime
 from ...core.validation import ValidationError
 from ...core.value_types import as_dict, field, fields_of, replace, value
 from ...core.visible_text import one_line
+from ...terminal.drawing import brief
 from ..check.plan import Groups, PlannedStep, needs, plan_of
 from ..file.schema import WorkflowFile, callers_of
-from ..run.state import Reason, Status, without_mark
+from ..run.state import Status, without_mark
+from .words import (
+    MARKS,
+    WORDS,
+    FiredClock,
+    artifacts_in_words,
+    news_in_words,
+    noteworthy,
+    skipped_in_words,
+    wait_in_words,
+    why_failed,
+)
 
 if TYPE_CHECKING:
     from ...store.runs import StepRecord, StoredRun
@@ -25,27 +37,6 @@ if TYPE_CHECKING:
 NAMES_SHOWN = 40  # artifacts in Markdown
 OUTPUT_SHOWN = 20_000  # characters of a step's output. All of it is in the envelope of the run
 MESSAGE_SHOWN = 2_000
-
-MARKS = {
-    Status.PENDING: "·",
-    Status.RUNNING: "…",
-    Status.SUCCEEDED: "✓",
-    Status.FAILED: "✗",
-    Status.TIMED_OUT: "◷",
-    Status.SKIPPED: "–",
-    Status.CANCELLED: "■",
-    Status.INTERRUPTED: "!",
-    Status.PARKED: "◌",
-}
-WORDS = {status: status.value.replace("_", " ") for status in Status}
-
-
-@value
-class FiredClock:
-    kind: str
-    owner: str
-    limit_ms: int
-    elapsed_ms: int
 
 
 @value
@@ -55,11 +46,11 @@ class ReportedStep:
     status: Status
     depends_on: Groups
     is_per_item: bool
-    timeout_ms: int | None  # of one try; None if it has no limit of its own
+    timeout_ms: int | None  # of one attempt; None if it has no limit of its own
     clock: FiredClock | None
     why: str = ""  # an explanation, or nothing
     at_ms: int | None = None  # on the timeline: its start, or the end of the step that caused it to be skipped
-    budget_ms: int | None = None  # for all its tries, within the time that the run had left
+    budget_ms: int | None = None  # for all its attempts, within the time that the run had left
     p95_ms: int | None = None  # of earlier runs, if there are enough
     # From the record of the step.
     started_ms: int | None = None
@@ -206,7 +197,7 @@ def report_of(
             if step.waits_for and step.attempts <= 1 and not step.is_per_item:
                 step = replace(step, waited_ms=ran_ms)
         left_ms = None if budget_ms is None or step.started_ms is None else max(0, budget_ms - step.started_ms)
-        if step.clock is not None and step.attempts == 1 and not _is_own(step):
+        if step.clock is not None and step.attempts == 1 and not step.clock.is_of(step.id):
             left_ms = step.clock.limit_ms  # the clock that fired has the exact value
         steps[name] = replace(step, budget_ms=min((limit for limit in (worst_ms, left_ms) if limit), default=None))
     cut_off = run.ended_at is None and not is_alive
@@ -331,23 +322,15 @@ def _critical_path(steps: Mapping[str, ReportedStep], callers: Mapping[str, Coll
 
 def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], where: str, *, cut_off: bool) -> str:
     if step.clock is not None:
-        return f"stopped by {clock_in_words(step)}"
+        return f"stopped by {step.clock.in_words(step.id)}"
     if step.error is not None:
         return shorten(why_failed(step.error), MESSAGE_SHOWN)
     cause = steps.get(step.cause or "")
     ended = WORDS[cause.status] if cause is not None else "did not succeed"
-    reasons = {
-        Reason.CONDITION.value: "its condition did not hold",
-        Reason.DEPENDENCY_FAILED.value: f"it needs {step.cause}: {step.cause} {ended}",
-        Reason.DEPENDENCY_SKIPPED.value: f"it needs {step.cause}: {step.cause} {ended}",
-        Reason.ON_DEMAND.value: "no other step called it",
-        Reason.RUN_ENDED.value: "the run ended before it could start",
-        Reason.NOT_CHOSEN.value: "left out by --only, --skip or --tags",
-    }
     if step.kept_from is not None:
         return f"kept from run {step.kept_from}"
     if step.reason is not None:
-        return reasons.get(step.reason, step.reason)
+        return skipped_in_words(step.reason, step.cause, ended)
     if step.status is Status.RUNNING and cut_off:
         return "it ran when its process died"
     if step.waits_for:
@@ -365,83 +348,8 @@ def _why(step: ReportedStep, steps: Mapping[str, ReportedStep], where: str, *, c
     return shorten("; ".join(filter(None, (kept, waited, noteworthy(step.warnings)))), MESSAGE_SHOWN)
 
 
-def wait_in_words(proposals: Sequence[str], where: str = "") -> str:
-    """Return what a step waits for, with the command that decides it. `where` is the address of its engine."""
-    more = f" and {len(proposals) - 1} more" if len(proposals) > 1 else ""
-    return f"waits for {proposals[0]}{more}: shotclock inbox approve {proposals[0]} {where}".rstrip()
-
-
-def why_failed(error: Mapping[str, Any]) -> str:
-    """Return the message, after the last line of a command's stderr, which is mostly the reason."""
-    message = str(error.get("message", ""))
-    last = stderr_of(error).strip().rpartition("\n")[2].strip()
-    return f"{last} ({message})" if last and error.get("code") == "COMMAND_FAILED" else message
-
-
-def news_in_words(news: Mapping[str, Any]) -> str:
-    """Return a decision about the time of a step or a run, in words."""
-    if news["event"] == "waiting":
-        is_parked = ", which is parked" if news["is_parked"] else ""
-        return f"waits for run {news['for_run']} of group {news['group']}{is_parked}"
-    if news["event"] == "no_worker":
-        return f"no worker serves queue {news['queue']!r}; {news['start']}"
-    because = f": {news['reason']}" if news.get("reason") else ""
-    if news["event"] == "wind_down":
-        return f"winds down within {brief(news['within_ms'])}{because}"
-    if news["verdict"] == "granted":
-        if news["asked_by"] not in ("soft clock", "call"):
-            return f"{brief(news['granted_ms'])} more by {news['asked_by']}"
-        return f"{brief(news['granted_ms'])} of overtime{because}"
-    words = {
-        "declined": "overtime declined",
-        "failed": "no overtime",
-        "exhausted": "no overtime left",
-        "unanswered": "overtime asked for, ended before the answer",
-    }
-    return f"{words.get(news['verdict'], news['verdict'])}{because}"
-
-
-def noteworthy(warnings: Iterable[Mapping[str, Any]]) -> str:
-    """Return the first warning of a successful step, except that its run cut its time."""
-    return next((str(each.get("message", "")) for each in warnings if each.get("code") != "DEADLINE_INHERITED"), "")
-
-
-def stderr_of(error: Mapping[str, Any] | None) -> str:
-    context = (error or {}).get("context")
-    return str(context.get("stderr") or "") if isinstance(context, Mapping) else ""
-
-
 def _has_passed(step: ReportedStep) -> bool:
     return step.status is Status.SUCCEEDED or (step.continues and step.status.is_bad)
-
-
-def clock_in_words(step: ReportedStep) -> str:
-    if step.clock is None:
-        return ""
-    limit = brief(step.clock.limit_ms)
-    if _is_own(step):
-        return f"its own {step.clock.kind} clock ({limit})"
-    if step.clock.owner.startswith("run "):
-        return f"the run's clock, which left it {limit}"
-    return f"the {step.clock.kind} clock of {step.clock.owner or 'another call'} ({limit})"
-
-
-def _is_own(step: ReportedStep) -> bool:
-    return step.clock is not None and step.clock.owner in (f"step {step.id}", step.id)
-
-
-def owner_in_words(step: ReportedStep) -> str:
-    if step.clock is None or _is_own(step):
-        return "its own clock"
-    return "the run's clock" if step.clock.owner.startswith("run ") else f"the clock of {step.clock.owner}"
-
-
-def brief(ms: int) -> str:
-    """Return few digits: 312ms, 4.48s, 12.3s, 5m12s."""
-    if ms < 1000:
-        return format_duration(ms)
-    unit = 10 if ms < 10_000 else 100 if ms < 60_000 else 1000
-    return format_duration(round(ms / unit) * unit)
 
 
 def _find_waits(steps: Iterable[ReportedStep]) -> list[str]:
@@ -509,7 +417,7 @@ def to_markdown(report: Report) -> str:
     if report.group:
         lines += [f"group {_code(report.group)}", ""]
     has_p95 = any(step.p95_ms is not None for step in report.steps)  # a column of its own, only where there is history
-    lines.append(f"| | step | status | took |{' p95 |' * has_p95} budget | tries | |")
+    lines.append(f"| | step | status | took |{' p95 |' * has_p95} budget | attempts | |")
     lines.append(f"|---|---|---|---:|{'---:|' * has_p95}---:|---:|---|")
     for step in report.steps:
         cells = (
@@ -538,12 +446,6 @@ def to_markdown(report: Report) -> str:
     if report.continue_command:
         lines += ["", f"Continue it: {_code(report.continue_command)}"]
     return "\n".join(lines) + "\n"
-
-
-def artifacts_in_words(artifacts: Mapping[str, Any]) -> str:
-    count = artifacts["files"]
-    deleted = ", deleted since" if artifacts.get("is_deleted") else ""
-    return f"{count} artifact{'s' if count > 1 else ''} of {artifacts['bytes']} bytes{deleted}"
 
 
 def list_artifacts(report: Report) -> list[dict[str, Any]]:

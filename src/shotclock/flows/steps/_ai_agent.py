@@ -41,10 +41,10 @@ from pydantic_core import SchemaValidator, core_schema
 from ...core.errors import Failure
 from ...core.json_values import read_json
 from ...core.limits import format_duration
-from ...net.http import causes_of
 from ...worker.context import Context
 from ._ai_client import LONGEST_REQUEST_S, AnswerTooLong, build_model
 from .ai_models import as_object, find_value_flaw
+from .http_message import causes_of
 from .provider import Retry
 
 # Between two signs of life during a tool call or a pause, and between two checks of the soft limit.

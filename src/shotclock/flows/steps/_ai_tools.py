@@ -26,12 +26,12 @@ from ...core.errors import Ending, Failure, SideEffects
 from ...core.json_values import as_text
 from ...core.limits import NS_PER_MS, ClockKind, Clocks, format_duration
 from ...core.value_types import entity, field, replace, value
+from ...net.tool_call import load_client
 from ...supervise.clock import monotonic_ns
 from ...supervise.command_task import LOOKED_AT
 from ...supervise.kill import VERIFY_LIMIT_MS
 from ...worker.context import CallListener, Scope, current_scope
 from ._step_text import StepText
-from .mcp import load_client
 from .provider import StepCall, duration_ms
 
 if TYPE_CHECKING:

@@ -29,22 +29,21 @@ from ...core.trace import TRACEPARENT
 from ...core.validation import field
 from ...core.value_types import replace
 from ...core.visible_text import is_secret_header
-from ...net.http import (
+from ...net.http import Names, Transport
+from ...supervise.clock import monotonic_ns, wall_seconds
+from ...worker.context import Scope, current_scope
+from .http_message import (
     DEFAULT_BODY_BYTES,
     BodyTooLarge,
     HttpRequest,
     InvalidRequest,
-    Names,
     Response,
-    Transport,
     Unwritable,
     causes_of,
     retry_after_ms,
     show_url,
     unfetchable,
 )
-from ...supervise.clock import monotonic_ns, wall_seconds
-from ...worker.context import Scope, current_scope
 from .provider import Provider, Scalar, StepCall, StepPart, StepResult, StepType
 
 

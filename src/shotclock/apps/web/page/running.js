@@ -98,7 +98,7 @@ export class RunningView {
     this.#list.replaceChildren(
       ...this.#items.map((item) => this.#row(item)),
       ...(this.#failed.length && !this.#items.length ? [note("Nothing runs now.")] : []),
-      ...(this.#hidden ? [note(`and ${this.#hidden} more open calls: `, "shotclock calls --running --limit 10000")] : []),
+      ...(this.#hidden ? [note(`and ${this.#hidden} more open calls: `, "shotclock mcp log --running --limit 10000")] : []),
       ...(this.#failed.length ? [el("li", { class: "rows-head" }, el("h2", {}, "Failed in the last hour"))] : []),
       ...this.#failed.map((item) => this.#row(item)),
       ...(this.#failedCommand ? [note("There may be more: ", this.#failedCommand)] : []));
@@ -234,7 +234,7 @@ export class RunningView {
   }
 }
 
-/** The outcome of a call as its code or word, which `shotclock calls` uses too. */
+/** The outcome of a call as its code or word, which `shotclock mcp log` uses too. */
 function outcomePill(item) {
   const look = item.outcome === "running" ? "pending" : ["waiting", "unknown", "CANCELLED"].includes(item.outcome) ? "withdrawn" : "rejected";
   return el("span", { class: `pill ${look}` }, item.outcome.toLowerCase().replaceAll("_", " "));

@@ -17,22 +17,11 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from ....core.limits import format_duration
 from ....core.visible_text import visible
+from ....terminal.drawing import brief
 from ...check.plan import needs
 from ...run.state import Status
-from ..report import (
-    MARKS,
-    WORDS,
-    Report,
-    ReportedStep,
-    artifacts_in_words,
-    brief,
-    clock_in_words,
-    format_output,
-    news_in_words,
-    owner_in_words,
-    shorten,
-    stderr_of,
-)
+from ..report import Report, ReportedStep, format_output, shorten
+from ..words import MARKS, WORDS, artifacts_in_words, attempts_in_words, news_in_words, stderr_of
 
 # Characters of the outputs of all steps together, and the least for each step.
 OUTPUTS_SHOWN, LEAST_OUTPUT = 4_000_000, 500
@@ -88,11 +77,11 @@ def to_html(report: Report) -> str:
 
 
 def _printed(step: ReportedStep) -> list[tuple[str, str]]:
-    """Return what the page does not show as output or as stderr of the error: other tries, and stderr of successes."""
+    """Return other attempts and stderr of successes, which the page does not show as output or error."""
     shown = []
     for each in step.printed:
         is_last = each["step"] == step.id and each["try"] == step.attempts
-        name = f"{each['step']} try {each['try']}"
+        name = f"{each['step']} attempt {each['try']}"
         shown += [(f"{name} stdout", each["stdout"])] if not is_last and each["stdout"] else []
         shown += [(f"{name} stderr", each["stderr"])] if each["stderr"] and not (is_last and step.error) else []
     return shown
@@ -146,7 +135,7 @@ def _row(
         # Numbers of the rows it depends on, for the script.
         "neighbours": " ".join(map(str, neighbours[:NAMES_SHOWN])),
         "cause": numbers.get(step.cause or ""),
-        "clock": clock_in_words(step),
+        "clock": "" if step.clock is None else step.clock.in_words(step.id),
         "output": step.output_text(output_limit),
         "stderr": stderr_of(step.error),
         "printed": _printed(step),
@@ -188,17 +177,17 @@ def _bar(step: ReportedStep, end_ms: int) -> dict[str, str | None] | None:
 
 
 def _label(step: ReportedStep) -> str:
-    """Return words for the bar: tries, overtime, and the clock that ended it."""
+    """Return words for the bar: attempts, overtime, and the clock that ended it."""
     words = []
     if step.attempts > 1 and not step.is_per_item:
-        words.append(f"↻ {step.attempts} tries")
+        words.append(f"↻ {attempts_in_words(step.attempts)}")
     if any(news["event"] == "overtime" and news["granted_ms"] for news in step.overtime):
         words.append(f"+{brief(sum(news.get('granted_ms', 0) for news in step.overtime))} overtime")
     if any(news["event"] == "wind_down" for news in step.overtime):
         words.append("◔ wound down")
     if step.clock is not None:
         verb = {"killed": "killed by", "cancelled": "cancelled by", "abandoned": "given up by"}
-        words.append(f"◷ {verb.get(step.ending or '', 'stopped by')} {owner_in_words(step)[:50]}")
+        words.append(f"◷ {verb.get(step.ending or '', 'stopped by')} {step.clock.owner_in_words(step.id)[:50]}")
     elif step.status is Status.FAILED and step.error is not None:
         words.append(f"✗ {step.error.get('code', 'failed')}")
     elif step.status is Status.SKIPPED and step.started_ms is None:
