@@ -78,8 +78,10 @@ def test_after_its_end_every_line_of_every_try_is_there(shotclock: Logs, env: di
     assert answer["data"]["terminal"] and answer["data"]["run_id"] == "one"
 
     text = shotclock("logs", "one", "-f", env=env).stdout.decode()
-    assert {"flaky | out", "flaky (try 2) | out", "each[1] | item b", "nested.part | inside"} <= set(text.splitlines())
-    assert shotclock("logs", "one", "flaky", "--try", "2", "-f", env=env).stdout == b"out\n"
+    assert {"flaky | out", "flaky (attempt 2) | out", "each[1] | item b", "nested.part | inside"} <= set(
+        text.splitlines()
+    )
+    assert shotclock("logs", "one", "flaky", "--attempt", "2", "-f", env=env).stdout == b"out\n"
     assert sorted(shotclock("logs", "one", "each", "-f", env=env).stdout.splitlines()) == [
         b"each[0] | item a",
         b"each[1] | item b",
@@ -94,8 +96,8 @@ def test_after_its_end_every_line_of_every_try_is_there(shotclock: Logs, env: di
         (["two"], "there is no run 'two'"),
         (["one", "nope"], "no step 'nope'"),
         (["one", "late"], "step late was skipped"),
-        (["one", "flaky", "--try", "9"], "tried 2 times"),
-        (["one", "--try", "0"], "1 or more"),
+        (["one", "flaky", "--attempt", "9"], "has no attempt 9, only 2"),
+        (["one", "--attempt", "0"], "1 or more"),
         (["one", "each[9]"], "there is no each[9]: each has 2 items, from each[0] on"),
         (["one", "each[x]"], "there is no each[x]"),
         (["one", "warn[0]"], "warn has no items"),
@@ -142,4 +144,4 @@ def test_the_log_outlives_kill_9_and_the_resumed_run_adds_its_own_try(
         os.kill(running.pid, signal.SIGKILL)
         assert following.wait(FOLLOW_LIMIT_S) == 0  # a run without a process prints nothing more
     assert shotclock("run", "--resume", "one", env=env).code == 0
-    assert shotclock("logs", "one", "-f", env=env).stdout == b"a | try 1\na (try 2) | try 2\n"
+    assert shotclock("logs", "one", "-f", env=env).stdout == b"a | try 1\na (attempt 2) | try 2\n"

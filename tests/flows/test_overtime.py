@@ -21,7 +21,7 @@ import pytest
 from shotclock.calls import control_channel
 from shotclock.calls.control import control_of, live_calls
 from shotclock.core.envelope import Envelope
-from shotclock.flows.report.report import news_in_words
+from shotclock.flows.report.words import news_in_words
 from shotclock.store.store import Store
 from tests.calls.bounds import ROOT
 from tests.flows.conftest import statuses, step

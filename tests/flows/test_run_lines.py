@@ -44,8 +44,8 @@ def lines_of(shotclock: Callable[..., Any], tmp_path: Path) -> Callable[..., lis
 def test_each_line_is_behind_the_name_of_its_step_and_retries_are_said(lines_of: Callable[..., list[str]]) -> None:
     found = lines_of()
     expected = ["build | compiling", "build | ::error::trap", "build | unfinished", "flaky | out", "each[0] | item a"]
-    assert {*expected, "… flaky begins attempt 2", "flaky (try 2) | out"} <= set(found)
-    assert found.index("… flaky begins attempt 2") < found.index("flaky (try 2) | out")
+    assert {*expected, "… flaky begins attempt 2", "flaky (attempt 2) | out"} <= set(found)
+    assert found.index("… flaky begins attempt 2") < found.index("flaky (attempt 2) | out")
     quiet = lines_of("--quiet")
     assert not any(" | " in line or "begins attempt" in line for line in quiet) and "… build running" in quiet
     assert lines_of("--json") == lines_of("--output", "json") == []
@@ -62,7 +62,7 @@ def test_under_github_actions_the_output_of_a_step_is_a_group_that_commands_noth
     found = {name: (end, sorted(output.splitlines())) for name, end, _, output in groups}
     assert found == {
         "build": ("succeeded", ["::error::trap", "compiling", "unfinished"]),
-        "flaky": ("failed", ["flaky (try 2) | out", "out"]),
+        "flaky": ("failed", ["flaky (attempt 2) | out", "out"]),
         "each": ("succeeded", ["each[0] | item a"]),
     }
     assert len({token for _, _, token, _ in groups}) == 3

@@ -30,7 +30,7 @@ from ..core.catalogue import BUDGET_VARIABLE, DEFAULT_BUDGET_MS
 from ..core.envelope import Envelope, Problem, join_problems, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.limits import Clocks
-from ..core.value_types import replace, value
+from ..core.value_types import value
 from ..core.visible_text import visible
 from ..supervise.clock import monotonic_ns, process_began_ns
 from .drawing import Draw, draw

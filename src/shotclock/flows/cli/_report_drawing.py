@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 STEPS_SHOWN = 60  # steps shown on a terminal; of a longer run only failed, running, repeated and critical ones
 NEWS_SHOWN = 10
 P95_WIDTH = 12
+ATTEMPTS_WIDTH = 13
 
 
 def draw_runs(data: Any, console: Console) -> None:
@@ -50,7 +51,8 @@ def draw_run(data: Any, console: Console) -> None:
     end_ms = max(data["duration_ms"], 1)
     has_p95 = any(step["p95_ms"] is not None for step in steps)
     columns = 80 if console.width == OFF_TERMINAL_COLUMNS else console.width
-    room = max(10, columns - names - 26 - P95_WIDTH * has_p95)
+    has_attempts = any(step["attempts"] > 1 and not step["is_per_item"] for step in steps)
+    room = max(10, columns - names - 26 - P95_WIDTH * has_p95 - ATTEMPTS_WIDTH * has_attempts)
     for step in steps:
         print_line(console, _row(step, names, room, end_ms, has_p95=has_p95))
         if step["why"]:

@@ -38,7 +38,7 @@ COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 STREAMS = {1: "stdout", 2: "stderr"}
 
 
-def _read_try(text: str) -> int:
+def _read_attempt(text: str) -> int:
     if (number := whole_number(text)) < 1:
         raise ValueError("must be 1 or more")
     return number
@@ -67,7 +67,7 @@ def is_part_of(name: str, step: str) -> bool:
 
 
 def label_of(step: str, number: int) -> str:
-    return f"{step} | " if number == 1 else f"{step} (try {number}) | "
+    return f"{step} | " if number == 1 else f"{step} (attempt {number}) | "
 
 
 def _flatten(text: str) -> str:
@@ -176,11 +176,11 @@ class _RunLogs:
         return run is None or run.ended_at is not None or run.parked_at is not None or not is_alive(run.holder)
 
     def explain_none(self) -> str:
-        """Return why there is no output. Raises Failure where the step or the try does not exist."""
+        """Return why there is no output. Raises Failure where the step or the attempt does not exist."""
         step, number = self.wanted.step, self.wanted.number
         if step is None:
             return f"no step of run {self.run.id} has printed anything" + (
-                "" if number is None else f" in try {number}"
+                "" if number is None else f" in attempt {number}"
             )
         workflow, states = read_record(self.run, self.store)
         state, name = states.get(step), step.partition("[")[0]
@@ -199,8 +199,8 @@ class _RunLogs:
         if whole is not None and (kept_from := _kept_from(step, whole)):
             return f"step {step} was kept from run {kept_from}: see `shotclock logs {kept_from} {shlex.quote(step)}`"
         if number is not None and state is not None and number > state.attempts:
-            raise Failure("NOT_FOUND", f"step {step} was tried {state.attempts} times; there is no try {number}")
-        return f"step {step} has printed nothing" + ("" if number is None else f" in try {number}")
+            raise Failure("NOT_FOUND", f"step {step} has no attempt {number}, only {state.attempts}")
+        return f"step {step} has printed nothing" + ("" if number is None else f" in attempt {number}")
 
 
 def _item_number(step: str) -> int | None:
@@ -363,12 +363,12 @@ _COMMAND = Subcommand(
         ),
         argument("step", "This step alone; an item of for_each is STEP[0], a step of a nested workflow OUTER.STEP."),
         flag("--follow", "-f: print further output until the run ends, always as text."),
-        option("--try", "N", "This try alone, from 1.", read=_read_try, key="number"),
+        option("--attempt", "N", "This attempt alone, from 1.", read=_read_attempt, key="number"),
         JSON,
         *engine_options("A run on Temporal, of which the last 4 kB of each step are kept."),
     ),
     run=_run_logs,
-    usage="RUN-ID [STEP] [-f] [--try N]",
+    usage="RUN-ID [STEP] [-f] [--attempt N]",
 )
 
 
