@@ -11,7 +11,7 @@ PIP    = $(BOUND) $(BIN)/python -m pip --disable-pip-version-check --no-input -q
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup docs site dist demo browser programs test test-matrix lint check bench soak conformance lock picture size clean
+.PHONY: help setup docs site dist demo browser programs test test-matrix lint check bench soak conformance lock picture size mutate clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -169,6 +169,10 @@ picture: $(STAMP) browser ## run the demo, a workflow and the operators' page, a
 
 size: ## how large and how plain the code is, beside its limits
 	@$(PYTHON) tools/size.py
+
+ROOM := core
+mutate: $(STAMP) ## change the source of ROOM (core, store …) at random places: does its own folder of tests notice?
+	$(SCRATCH) $(BIN)/python tools/mutate.py --room $(ROOM) $(MUTATE)
 
 clean: ## remove everything the other targets made
 	rm -rf $(VENV) .venv-3.* $(CONFORMANCE) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
