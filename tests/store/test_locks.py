@@ -27,13 +27,12 @@ def acquire(store: Store, token: str, name: str = "l", **given: Any) -> Lock | N
     return store.locks.acquire(name, token=token, **asked)
 
 
-def test_a_conflict_names_the_oldest_living_holder_and_its_age(store: Store):
+def test_a_conflict_names_the_oldest_living_holder(store: Store):
     acquire(store, "a", slots=2, holder=holder(1), label="import x.csv")
     acquire(store, "b", slots=2, holder=holder(2), now=NOW + 10)
     found = acquire(store, "c", slots=2, holder=holder(3), now=NOW + 500)
     assert found is not None
     assert (found.holder.pid, found.label, found.acquired_at) == (1, "import x.csv", NOW)
-    assert found.age_ms(NOW + 500) == 500 and found.age_ms(NOW - 500) == 0
     assert len(store.locks.list("l")) == 2
 
 

@@ -1,6 +1,6 @@
 """Content blocks of MCP: images, audio, files and links in a result, as the JSON that the protocol has for them.
 
-The public classes are in `process.content`; here is what every surface knows of them.
+The public classes are in `worker.content`; here is what every surface knows of them.
 """
 
 from __future__ import annotations

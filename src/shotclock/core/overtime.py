@@ -81,10 +81,8 @@ class OvertimePolicy:
         model = {"model": model} if isinstance(model, str) else model
         if model is not None and not isinstance(model, dict):
             raise OvertimeError(f"model: a name, or an object like the `ai` block of a step, not {model!r:.40}")
-        names = [deciders] if isinstance(deciders, str) else deciders
-        if not isinstance(deciders, list | tuple) or not all(
-            isinstance(each, str) and each.strip() for each in deciders
-        ):
+        named = [deciders] if isinstance(deciders, str) else deciders
+        if not isinstance(named, list | tuple) or not all(isinstance(each, str) and each.strip() for each in named):
             raise OvertimeError("deciders: a name, or a list of names")
         return cls(
             observer,
@@ -95,7 +93,7 @@ class OvertimePolicy:
             bool(keys.get("hard_extends", False)),
             command if observer is ObserverKind.COMMAND else None,
             model,
-            tuple(names),
+            tuple(named),
         )
 
     @property

@@ -24,13 +24,14 @@ from ..calls.control_channel import runs as running_runs
 from ..calls.outcomes import outcome_of_error
 from ..calls.preloaded_zygote import Program
 from ..calls.runtime import Runtime
-from ..core.catalogue import Catalogue
+from ..core.catalogue import Catalogue, CommandSpec
 from ..core.envelope import Envelope, Problem, Warning_, shorten
 from ..core.errors import Ending, Failure
 from ..core.limits import NS_PER_MS, Clocks, format_duration
 from ..core.overtime import ObserverKind
 from ..core.proposal import ActionOutcome, Runner
 from ..core.value_types import replace
+from ..core.visible_text import Redaction
 from ..people.approval import Approvals, ask_person
 from ..people.inbox import Inbox
 from ..store.home import StoreBusy
@@ -115,8 +116,7 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     rules = CallRules(tool_of(catalogue), approvals, ConcurrencyLimits(catalogue, lambda: store), observers)
     if (proposal := store.proposals.get(job.spec.get("proposal_id") or "")) is not None:
         approvals.must_be_approved(proposal)
-    listener = JobListener(store, job, spec.steps, job.spec["resume_from"])
-    listener.redaction = rules.tool.redaction()
+    listener = JobListener(store, job, spec, rules.tool.redaction())
     async with runtime:
         runtime.open_channel(store.home)
         call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)), rules=rules)
@@ -158,16 +158,18 @@ def _still_wanted(store: Store, job: Job, listener: JobListener) -> bool:
             used_ms = (monotonic_ns() - listener.call.started_ns) // NS_PER_MS
             with contextlib.suppress(StoreBusy):
                 store.jobs.beat(job.id, wall_time(), attempt=job.attempt, used_ms=used_ms, wait_ms=0)
-        listener.write_waiting_progress()
+        listener.write_progress_sometimes()
         current = store.jobs.get(job.id)
         return current is not None and current.attempt == job.attempt and current.cancel_requested_at is None
     return True
 
 
 class JobListener(CommandListener):
-    def __init__(self, store: Store, job: Job, steps: tuple[str, ...], resume_from: str | None) -> None:
+    def __init__(self, store: Store, job: Job, spec: CommandSpec, redaction: Redaction | None) -> None:
         checkpoint = InvocationCheckpoint(lambda: store, lambda: job.key)
-        super().__init__(checkpoint, steps, resume_from, stdin_path=job.stdin_path)
+        request = CallRequest(job.command, job.arguments, resume_from=job.spec["resume_from"])
+        super().__init__(checkpoint, spec, request, redaction)
+        self.stdin_path = job.stdin_path
         self.warnings: list[Warning_] = checkpoint.warnings
         self._store = store
         self._job = job
@@ -175,6 +177,9 @@ class JobListener(CommandListener):
         self._written_ns = 0
         self._asking = 0
         self.call: Call | None = None
+
+    def wrote(self, text: str) -> None:
+        """Drop an item: a job has no caller to give it to."""
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
         if question == ASK_CLIENT and isinstance(value, dict):
@@ -212,11 +217,10 @@ class JobListener(CommandListener):
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
         self._latest = _in_whole_numbers(max(done, 0), total, self.redact(unit))
-        if monotonic_ns() - self._written_ns >= PROGRESS_NS:
-            self.write_progress(wait_ms=0)
+        self.write_progress_sometimes()
 
-    def write_waiting_progress(self) -> None:
-        """Write the progress that a busy store did not take before."""
+    def write_progress_sometimes(self) -> None:
+        """Write the progress, also what a busy store did not take before, unless some was just written."""
         if monotonic_ns() - self._written_ns >= PROGRESS_NS:
             self.write_progress(wait_ms=0)
 

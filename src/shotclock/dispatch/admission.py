@@ -30,7 +30,7 @@ from ..store.store import Store
 from ..supervise.clock import monotonic_ns, wall_time
 from ..supervise.kernel import is_alive, this_process
 
-# Between two tries to get a place, or two looks at the first call with a key.
+# Between two attempts to get a place, or two looks at the first call with a key.
 FIRST_PAUSE_S = 0.01
 LATER_PAUSES_S = 0.2
 # Time beyond its timeout and grace after which a holder loses its place.
@@ -73,19 +73,15 @@ class ConcurrencyLimits:
                 conflict = await self._take(lock, slots, tokens[-1], call)
                 if conflict is not None:
                     leave()
-                    return await self._find_mistakes(call, spec) or _lock_held(lock, slots, conflict, call)
+                    if self._check is not None:  # a retry would not help a call with wrong arguments
+                        checked = await self._check(call, spec, call.arguments)
+                        if isinstance(checked.problem, Problem) and checked.problem.code == "ARG_ERROR":
+                            return checked
+                    return _lock_held(lock, slots, conflict, call)
         except BaseException:
             leave()
             raise
         return leave
-
-    async def _find_mistakes(self, call: Call, spec: CommandSpec) -> Outcome | None:
-        """Refuse wrong arguments of a call that got no place: a retry would not help it."""
-        if self._check is None:
-            return None
-        checked = await self._check(call, spec, call.arguments)
-        is_wrong = isinstance(checked.problem, Problem) and checked.problem.code == "ARG_ERROR"
-        return checked if is_wrong else None
 
     def _places(self, spec: CommandSpec, arguments: Mapping[str, object]) -> list[tuple[str, int]]:
         places = []
@@ -105,8 +101,13 @@ class ConcurrencyLimits:
             until_ns = min(until_ns, bell.at_ns)
             lease_ms = bell.remaining_ms(monotonic_ns()) + call.bound.grace_ms + LEASE_MARGIN_MS
         pause_s = FIRST_PAUSE_S
+
+        def attempt() -> Lock | None:
+            acquire = partial(self._store().locks.acquire, lock, slots=slots, token=token, lease_ms=lease_ms)
+            return acquire(holder=this_process(), label=call.name, now=wall_time(), is_alive=is_alive)
+
         while True:
-            taken = await run_in_thread(partial(self._try, lock, slots, token, call.name, lease_ms))
+            taken = await run_in_thread(attempt)
             if taken is None:
                 return None
             left_s = (until_ns - monotonic_ns()) / 1e9
@@ -115,22 +116,10 @@ class ConcurrencyLimits:
             await asyncio.sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 1.5, LATER_PAUSES_S)
 
-    def _try(self, lock: str, slots: int, token: str, label: str, lease_ms: int | None) -> Lock | None:
-        return self._store().locks.acquire(
-            lock,
-            slots=slots,
-            holder=this_process(),
-            label=label,
-            token=token,
-            now=wall_time(),
-            is_alive=is_alive,
-            lease_ms=lease_ms,
-        )
-
 
 def _lock_held(lock: str, slots: int, oldest: Lock, call: Call) -> Outcome:
     now = wall_time()
-    age_ms, expires_at, pid = oldest.age_ms(now), oldest.expires_at, oldest.holder.pid
+    age_ms, expires_at, pid = now.since_ms(oldest.acquired_at), oldest.expires_at, oldest.holder.pid
     holder: dict[str, object] = {"pid": pid, "command": oldest.label, "age_ms": age_ms}
     waited_ms = (monotonic_ns() - call.started_ns) // NS_PER_MS
     message = f"{oldest.label} of process {pid} has held {lock.partition(':')[2] or lock} for {format_duration(age_ms)}"
@@ -176,7 +165,8 @@ class KeyedCall:
         """Return None for the first call with its key, else the first call's answer, or why there is none."""
         pause_s = FIRST_PAUSE_S
         stop = None if call.request is None else call.request.stop
-        await asyncio.to_thread(self._forget_old)
+        old = WallTime(max(0, wall_time().ms - RETENTION_MS))
+        await asyncio.to_thread(self._store.idempotency.forget_begun_before, old, is_alive)
         while True:
             beginning = await run_in_thread(partial(self._begin, call))
             if isinstance(beginning, Fresh):
@@ -200,9 +190,6 @@ class KeyedCall:
         if isinstance(beginning, Fresh):
             call.keep_answer = self._keep  # set here: it frees the key of a call that is cancelled meanwhile
         return beginning
-
-    def _forget_old(self) -> None:
-        self._store.idempotency.forget_begun_before(WallTime(max(0, wall_time().ms - RETENTION_MS)), is_alive)
 
     def _repeat(self, beginning: Beginning) -> Outcome | Envelope | None:
         """Return the answer to a repeat, unless the first call is still running."""

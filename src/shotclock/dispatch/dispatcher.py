@@ -28,7 +28,7 @@ from ..core.errors import Ending, Failure
 from ..core.limits import Bound, Clocks, Deadline
 from ..core.overtime import ObserverKind
 from ..core.value_types import replace
-from ..worker.context import Answerer, CallListener, OnLog, Progress
+from ..worker.context import CallListener
 from .invocation import Invocation, InvocationCheckpoint
 
 if TYPE_CHECKING:
@@ -266,18 +266,13 @@ class Dispatcher:
 
     async def _run_here(self, call: Call, spec: CommandSpec, request: CallRequest) -> Outcome:
         checkpoint = InvocationCheckpoint(self.store, self._invocation(call, spec, request).key)
-        stdin_path = None if request.stdin is None else request.stdin.path
-        listener = CommandListener(checkpoint, spec.steps, request.resume_from, request.on_progress, stdin_path)
-        listener.on_question, listener.on_log = request.on_question, request.on_log
-        listener.redaction = call.tool.redaction()
-        if spec.streams:
-            listener.items = ItemStream(request.on_item, request.on_progress, listener.redaction)
+        listener = CommandListener(checkpoint, spec, request, call.tool.redaction())
         limit_s = STOP_LIMIT_S + (call.clocks.grace_ms or 0) / 1000
         outcome = await _unless_stopped(self.runtime.perform(call, listener), request.stop, limit_s)
         if isinstance(outcome, StopSignal):
             outcome = outcome.outcome(Ending.KILLED)
-        if outcome.problem is not None and listener.items is not None and outcome.data in (None, {"partial": True}):
-            outcome.data = list(listener.items.seen) or outcome.data
+        if outcome.problem is not None and spec.streams and outcome.data in (None, {"partial": True}):
+            outcome.data = listener.items or outcome.data
         if outcome.problem is not None and spec.steps:
             outcome.data = listener.add_steps(outcome.data)
         if outcome.problem is None:
@@ -410,68 +405,43 @@ class ArgumentChecks:
         return self._operations[spec.name]
 
 
-class ItemStream:
-    """The items that a command has yielded so far. They are its data if it is stopped."""
+class CommandListener(CallListener):
+    """Listener to one call of a command: its steps, its progress, its checkpoint and the items that it yields."""
 
     def __init__(
-        self,
-        on_item: Callable[[object], None] | None,
-        on_progress: Progress | None,
-        redaction: Redaction | None,
+        self, checkpoint: InvocationCheckpoint, spec: CommandSpec, request: CallRequest, redaction: Redaction | None
     ) -> None:
-        self.seen: list[object] = []
-        self._on_item, self._on_progress, self._redaction = on_item, on_progress, redaction
+        self._checkpoint, self._request, self._redaction = checkpoint, request, redaction
+        self._steps, self._streams, first = spec.steps, spec.streams, request.resume_from
+        self._begun: list[str] = []
+        self.skipped_steps: tuple[str, ...] = spec.steps[: spec.steps.index(first)] if first in spec.steps else ()
+        self.stdin_path: str | None = None if request.stdin is None else request.stdin.path
+        self.items: list[object] = []
+        """Yielded so far. They are its data if it is stopped."""
 
-    def add(self, text: str) -> None:
+    def wrote(self, text: str) -> None:
+        if not self._streams:
+            return
         item = json.loads(text)
         if self._redaction is not None:
             item = self._redaction.value(item)
-        self.seen.append(item)
-        if self._on_item is not None:
-            self._on_item(item)
-        elif self._on_progress is not None:
-            # A float: the message is no unit of what is counted.
-            self._on_progress(
-                float(len(self.seen)), None, shorten(item if isinstance(item, str) else text, LONGEST_NEWS)
-            )
-
-
-class CommandListener(CallListener):
-    """Listener to one call of a command: its steps, its progress and its checkpoint."""
-
-    def __init__(
-        self,
-        checkpoint: InvocationCheckpoint,
-        steps: tuple[str, ...] = (),
-        resume_from: str | None = None,
-        on_progress: Progress | None = None,
-        stdin_path: str | None = None,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._steps = steps
-        self._begun: list[str] = []
-        self._on_progress = on_progress
-        self.skipped_steps: tuple[str, ...] = steps[: steps.index(resume_from)] if resume_from in steps else ()
-        self.stdin_path = stdin_path
-        self.on_question: Answerer | None = None
-        self.on_log: OnLog | None = None
-        self.items: ItemStream | None = None
-        self.redaction: Redaction | None = None
-
-    def wrote(self, text: str) -> None:
-        if self.items is not None:
-            self.items.add(text)
+        self.items.append(item)
+        if self._request.on_item is not None:
+            self._request.on_item(item)
+        elif self._request.on_progress is not None:
+            shown = shorten(item if isinstance(item, str) else text, LONGEST_NEWS)
+            self._request.on_progress(float(len(self.items)), None, shown)  # a float: the message is no unit
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
-        if self._on_progress is not None:
-            self._on_progress(done, total, self.redact(unit))
+        if self._request.on_progress is not None:
+            self._request.on_progress(done, total, self.redact(unit))
 
     def log(self, level: str, message: str, logger: str | None) -> None:
-        report = self.on_log or super().log
+        report = self._request.on_log or super().log
         report(level, self.redact(message) or "", logger)
 
     def redact(self, text: str | None) -> str | None:
-        return text if self.redaction is None or text is None else self.redaction.text(text)
+        return text if self._redaction is None or text is None else self._redaction.text(text)
 
     def step(self, name: str) -> None:
         if name not in self._begun:
@@ -484,7 +454,7 @@ class CommandListener(CallListener):
         return await self._checkpoint.restore(fingerprint)
 
     def ask(self, question: str, value: object) -> Coroutine[Any, Any, object]:
-        answer = None if self.on_question is None else self.on_question(question, value)
+        answer = None if self._request.on_question is None else self._request.on_question(question, value)
         return super().ask(question, value) if answer is None else answer
 
     def add_steps(self, data: object) -> dict[str, object]:

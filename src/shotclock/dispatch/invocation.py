@@ -223,7 +223,7 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
         cause = (described.error or {}).get("message")
         message = f"importing {target} took longer than {limit}, or ended the process that did it"
         raise Failure("TIMEOUT", message, context={"cause": cause}, suggestion="import less, or inside of functions")
-    raise await _why_not(runtime, target, described)
+    raise await _explain_failure(runtime, target, described)
 
 
 async def learn_files(runtime: Runtime, target: Target) -> list[str]:
@@ -233,23 +233,26 @@ async def learn_files(runtime: Runtime, target: Target) -> list[str]:
     return list(files) if isinstance(files, list) else [target.file] if target.file else []
 
 
-async def _why_not(runtime: Runtime, target: Target, described: Envelope) -> Failure:
+async def _explain_failure(runtime: Runtime, target: Target, described: Envelope) -> Failure:
     """Import it once more, for the traceback of the failure."""
     if target.file:
         again = {"path_name": target.file, "run_name": MAIN_ALIAS}
         imported = await _ask(runtime, "import", "runpy", "run_path", again)
     else:
-        missing = await _missing_module(runtime, str(target.module))
-        if missing:
+        if missing := await _find_missing_module(runtime, str(target.module)):
             return _no_module(missing)
         imported = await _ask(runtime, "import", "importlib", "import_module", {"name": target.module})
-    if imported.ok or imported.code == "RESULT_NOT_SERIALIZABLE":  # a module is no data; it is there
-        return _not_an_app(target, described)
-    message = (imported.error or {}).get("message")
-    return Failure("TARGET_UNUSABLE", f"importing {target} failed: {message}", context=_shorten(_context(imported)))
+    is_there = imported.ok or imported.code == "RESULT_NOT_SERIALIZABLE"  # a module is no data
+    error: Any = (described if is_there else imported).error or {}
+    if is_there and described.code == "TARGET_NOT_FOUND":
+        return Failure("TARGET_NOT_FOUND", f"{error['message']} in {target.file or target.module}")
+    message = f"{target}: {error.get('message')}" if is_there else f"importing {target} failed: {error.get('message')}"
+    context = error.get("context") or {}
+    shown = {name: each[-TRACEBACK_SHOWN:] if isinstance(each, str) else each for name, each in context.items()}
+    return Failure("TARGET_UNUSABLE", message, context=shown)
 
 
-async def _missing_module(runtime: Runtime, module: str) -> str | None:
+async def _find_missing_module(runtime: Runtime, module: str) -> str | None:
     """Return the first of a module and the packages around it that is not there."""
     parts = module.split(".")
     for name in (".".join(parts[: end + 1]) for end in range(len(parts))):
@@ -259,22 +262,6 @@ async def _missing_module(runtime: Runtime, module: str) -> str | None:
         if found.code != "RESULT_NOT_SERIALIZABLE":  # a package around it fails: the import says how
             break
     return None
-
-
-def _no_module(name: str) -> Failure:
-    message = f"there is no module {name!r} for {sys.executable}, nor in this directory"
-    if Path("src", *name.split(".")).exists():
-        suggestion = f"install the package of this folder there: {shlex.quote(sys.executable)} -m pip install -e ."
-    else:
-        suggestion = "install its package there, start in its folder, or name its file: path/to/file.py:app"
-    return Failure("TARGET_NOT_FOUND", message, suggestion=suggestion)
-
-
-def _not_an_app(target: Target, described: Envelope) -> Failure:
-    message = (described.error or {}).get("message")
-    if described.code == "TARGET_NOT_FOUND":
-        return Failure("TARGET_NOT_FOUND", f"{message} in {target.file or target.module}")
-    return Failure("TARGET_UNUSABLE", f"{target}: {message}", context=_shorten(_context(described)))
 
 
 def asking(name: str, module: str, function: str) -> Operation:
@@ -289,14 +276,13 @@ def asking(name: str, module: str, function: str) -> Operation:
     )
 
 
+def _no_module(name: str) -> Failure:
+    suggestion = "install its package there, start in its folder, or name its file: path/to/file.py:app"
+    if Path("src", *name.split(".")).exists():
+        suggestion = f"install the package of this folder there: {shlex.quote(sys.executable)} -m pip install -e ."
+    message = f"there is no module {name!r} for {sys.executable}, nor in this directory"
+    return Failure("TARGET_NOT_FOUND", message, suggestion=suggestion)
+
+
 async def _ask(runtime: Runtime, name: str, module: str, function: str, arguments: Mapping[str, object]) -> Envelope:
     return await runtime.call(asking(name, module, function), arguments, rules=_FOR_AUTHORS)
-
-
-def _context(envelope: Envelope) -> dict[str, Any]:
-    context = (envelope.error or {}).get("context")
-    return context if isinstance(context, dict) else {}
-
-
-def _shorten(context: dict[str, Any]) -> dict[str, object]:
-    return {key: value[-TRACEBACK_SHOWN:] if isinstance(value, str) else value for key, value in context.items()}

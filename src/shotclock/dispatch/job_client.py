@@ -243,9 +243,10 @@ class JobClient:
 
     def find(self, prefix: str, of: str | None = None) -> Job:
         """Find a job by its name or the beginning of its id. Raises Failure if there is none, or more than one."""
-        found: Job | Ambiguous | None = self._find_named(prefix) if of is None else None
-        if found is None:
-            found = self._store.jobs.find(prefix, of)
+        jobs = self._store.jobs
+        # An id comes first, then a name: of its commands the active one, else the latest.
+        named = None if of is not None else jobs.get(prefix) or jobs.find_latest(name_key(prefix))
+        found = named or jobs.find(prefix, of)
         if isinstance(found, Ambiguous):
             message = f"more than one job begins with {prefix!r}: {', '.join(found.ids)}"
             raise Failure("JOB_NOT_FOUND", message)
@@ -253,10 +254,6 @@ class JobClient:
         if current is None:
             raise Failure("JOB_NOT_FOUND", f"there is no job {prefix!r}")
         return current
-
-    def _find_named(self, name: str) -> Job | None:
-        """Return the command of this name: the active one, else the latest. An id comes first."""
-        return self._store.jobs.get(name) or self._store.jobs.find_latest(name_key(name))
 
     def list(
         self, app: str | None = None, *, active_only: bool = False, of: str | None = None
@@ -277,7 +274,10 @@ class JobClient:
         grace_ms = job.spec.get("grace_ms", 0) if within_ms is None else within_ms
         trouble: StoreError | None = None
         try:
-            await asyncio.to_thread(self._request_stop, job.id, within_ms)
+            if within_ms is not None:
+                grace = {"grace_ms": within_ms}
+                await asyncio.to_thread(self._store.jobs.amend, job.id, grace, wait_ms=ATTEMPT_MS)
+            await asyncio.to_thread(self._store.jobs.request_cancel, job.id, wall_time(), wait_ms=ATTEMPT_MS)
         except StoreError as error:
             if not _signal_runner(job):
                 raise
@@ -297,23 +297,16 @@ class JobClient:
             if kill_ns and monotonic_ns() >= kill_ns:
                 _signal_runner(job)  # a second time, which ends its grace
                 kill_ns = 0
-            if trouble is not None and _is_work_over(job):
+            # The work is over once the runner has no process below it any more.
+            runner = job.runner
+            if trouble is not None and runner is not None and (not is_alive(runner) or not descendants(runner.pid)):
                 over_ns = over_ns or monotonic_ns() + RECORDED_WITHIN_MS * NS_PER_MS
-                if monotonic_ns() >= over_ns:
-                    return self._end_unrecorded(job, trouble)
+                if monotonic_ns() >= over_ns:  # it is recorded later: by its runner, or as lost
+                    message = f"the end of job {job.id}, which `job status` reports as running until then: {trouble}"
+                    self.warnings += (warning("NOT_WRITTEN_DOWN", message),)
+                    envelope = answer_for_job(job, Outcome(Ending.KILLED, Problem("CANCELLED", "the job was stopped")))
+                    return replace(job, state=JobState.FINISHED, ended_at=wall_time(), envelope=envelope.to_dict())
             await asyncio.sleep(FIRST_LOOK_S)
-
-    def _request_stop(self, job_id: str, within_ms: int | None) -> None:
-        if within_ms is not None:
-            self._store.jobs.amend(job_id, {"grace_ms": within_ms}, wait_ms=ATTEMPT_MS)
-        self._store.jobs.request_cancel(job_id, wall_time(), wait_ms=ATTEMPT_MS)
-
-    def _end_unrecorded(self, job: Job, trouble: StoreError) -> Job:
-        """Return a job that was stopped as it is recorded later: by its runner, or as lost."""
-        message = f"the end of job {job.id}, which `job status` reports as running until then: {trouble}"
-        self.warnings += (warning("NOT_WRITTEN_DOWN", message),)
-        envelope = answer_for_job(job, Outcome(Ending.KILLED, Problem("CANCELLED", "the job was stopped")))
-        return replace(job, state=JobState.FINISHED, ended_at=wall_time(), envelope=envelope.to_dict())
 
     def describe_stop(self, job: Job) -> Outcome:
         """Return the outcome of `cancel`, which returned this job."""
@@ -393,12 +386,6 @@ class JobClient:
 def _signal_runner(job: Job) -> bool:
     runner = job.runner
     return runner is not None and can_see(runner) and is_alive(runner) and signal_process(runner.pid, signal.SIGTERM)
-
-
-def _is_work_over(job: Job) -> bool:
-    """Return whether the runner of a job has no process below it any more."""
-    runner = job.runner
-    return runner is not None and (not is_alive(runner) or not descendants(runner.pid))
 
 
 def limit_ms(job: Job) -> int:

@@ -20,7 +20,7 @@ LOG_LIMIT = 1_000_000
 # The least time between two marks: `--since` is that exact.
 MARK_MS = 1_000
 # A page may be turned between the opening of the two.
-_TRIES = 5
+_ATTEMPTS = 5
 _CHUNK = 65536
 
 
@@ -166,8 +166,11 @@ class LogPart:
 
 def read_log(path: str, after: int = 0, *, since: WallTime | None = None) -> LogPart:
     """Return the kept output after that many bytes, and only that written since a time, up to a second more."""
-    for _ in range(_TRIES):
-        pages = _read_pages(path)
+    for _ in range(_ATTEMPTS):
+        pages = []
+        for name in (f"{path}.1", path):
+            with contextlib.suppress(OSError), open(name, "rb") as file:
+                pages.append((os.fstat(file.fileno()).st_ino, file.read()))
         index = _read_index(path)
         bases = [_find_page(index, inode) for inode, _ in pages]
         known = [(base, content) for base, (_, content) in zip(bases, pages, strict=True) if base is not None]
@@ -224,14 +227,6 @@ def log_state(path: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return page.st_ino, page.st_size
-
-
-def _read_pages(path: str) -> list[tuple[int, bytes]]:
-    pages = []
-    for name in (f"{path}.1", path):
-        with contextlib.suppress(OSError), open(name, "rb") as file:
-            pages.append((os.fstat(file.fileno()).st_ino, file.read()))
-    return pages
 
 
 def read_tail(path: str, most: int) -> str:

@@ -161,10 +161,10 @@ def _resolve_all(registered: Iterable[ProposalFuture], proposal: Proposal | None
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, waiters in by_loop.items():
         with suppress(RuntimeError):  # the loop was closed, and its waiters with it
-            loop.call_soon_threadsafe(_set_results, waiters, proposal)
+            loop.call_soon_threadsafe(set_results, waiters, proposal)
 
 
-def _set_results(waiters: list[ProposalFuture], proposal: Proposal | None) -> None:
+def set_results(waiters: list[ProposalFuture], proposal: Proposal | None) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(proposal)

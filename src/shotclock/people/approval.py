@@ -29,7 +29,7 @@ from ..core.arguments import Conversions, json_arguments
 from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
 from ..core.envelope import Envelope
 from ..core.errors import Failure
-from ..core.limits import NS_PER_MS, Deadline, format_duration, reserve_ms_for
+from ..core.limits import NS_PER_MS, format_duration, reserve_ms_for
 from ..core.overtime import OvertimeDecision
 from ..core.proposal import (
     Kind,
@@ -136,7 +136,11 @@ class Approvals:
     ) -> Outcome | None:
         """Propose the call, wait for a decision and use the approval up."""
         started_ns = monotonic_ns()
-        wait_ms = self._patience_ms(request.budget_ms, call.time.parent, started_ns)
+        limits = [self._budget_ms, *([] if request.budget_ms is None else [request.budget_ms])]
+        if call.time.parent is not None:
+            remaining_ms = call.time.parent.remaining_ms(started_ns)
+            limits.append(remaining_ms - reserve_ms_for(remaining_ms))
+        wait_ms = max(0, min(limits))
         inbox, run_wait = self._inbox(), request.run_wait
         by = request.principal or Principal.local()
         while True:
@@ -161,9 +165,10 @@ class Approvals:
                     message = f"the action has changed since {proposal.id} was proposed"
                     raise Failure("ACTION_CHANGED", message, suggestion="call again to propose the new action")
             approved = _make_approved_arguments(spec, call.arguments, proposal)
-            is_shown_hidden = self._step_of(request) is not None and spec.approved_file is None
-            if is_shown_hidden and (edited := _find_edited(approved, call.arguments)):
-                return invalid([{"field": name, "message": EDITED} for name in edited])
+            if self._step_of(request) is not None and spec.approved_file is None:
+                modified = [name for name, each in approved.items() if each is not call.arguments.get(name)]
+                if edited := [name for name in modified if HIDDEN in canonical(approved[name])]:
+                    return invalid([{"field": name, "message": EDITED} for name in edited])
             if proposal.status is ProposalStatus.MODIFIED:
                 checked = await self._check_arguments(call, spec, approved)
                 if isinstance(checked, Outcome):
@@ -202,7 +207,9 @@ class Approvals:
             surroundings["stdin"] = {"sha256": request.stdin.digest}
         if request.resume_from is not None:
             surroundings["resume from"] = request.resume_from
-        converted, shown = _describe_conversions(conversions), call.arguments
+        runs_as, unsteady, shown = conversions.runs_as, conversions.unsteady, call.arguments
+        converted: dict[str, Any] = {"runs as": runs_as} if runs_as else {}
+        converted |= {"runs as something else every time": unsteady} if unsteady else {}
         if (step := self._step_of(request)) is not None:
             inbox, redact = self._inbox(), step.redact
             surroundings |= await step.describe(inbox)
@@ -222,22 +229,17 @@ class Approvals:
         """Return the step that a call is made for; a call inside another one is made for the step of the whole App."""
         return self._step if request.run_wait is None else request.run_wait.step
 
-    def _patience_ms(self, budget_ms: int | None, parent: Deadline | None, now_ns: int) -> int:
-        limits = [self._budget_ms]
-        if budget_ms is not None:
-            limits.append(budget_ms)
-        if parent is not None:
-            remaining_ms = parent.remaining_ms(now_ns)
-            limits.append(remaining_ms - reserve_ms_for(remaining_ms))
-        return max(0, min(limits))
-
     def _ask_for_operation(
         self, spec: CommandSpec, arguments: Mapping[str, Any], justification: str, surroundings: Mapping[str, Any]
     ) -> ProposalRequest:
-        arguments = {**spec.defaults, **arguments}
-        title = f"{self._app} {spec.name}" + "".join(
-            f" {name}={arguments[name]}" for name in _names_in_title(spec, arguments)
-        )
+        defaults, declared = spec.defaults, list(spec.input_schema.get("properties", {}))
+        arguments = {**defaults, **arguments}
+        # One order of the arguments that differ from their defaults: identical calls have identical titles.
+        names = [name for name in declared if name in arguments] + sorted(arguments.keys() - declared)
+        shown = [
+            each for each in names if each not in defaults or canonical(defaults[each]) != canonical(arguments[each])
+        ]
+        title = " ".join([self._app, spec.name, *(f"{name}={arguments[name]}" for name in shown)])
         return ProposalRequest(
             Kind.OPERATION,
             _shorten_title(title),
@@ -288,24 +290,6 @@ def _policy_of(spec: CommandSpec) -> Policy:
     return replace(policy, destructive=spec.destructive or policy.destructive)
 
 
-def _describe_conversions(conversions: Conversions) -> dict[str, Any]:
-    """Return the converted arguments as a person is shown them."""
-    found: dict[str, Any] = {}
-    if conversions.runs_as:
-        found["runs as"] = conversions.runs_as
-    if conversions.unsteady:
-        found["runs as something else every time"] = conversions.unsteady
-    return found
-
-
-def _names_in_title(spec: CommandSpec, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arguments that differ from their defaults, in one order: identical calls have identical
-    titles."""
-    defaults, declared = spec.defaults, list(spec.input_schema.get("properties", {}))
-    names = [name for name in declared if name in arguments] + sorted(arguments.keys() - declared)
-    return [name for name in names if name not in defaults or canonical(defaults[name]) != canonical(arguments[name])]
-
-
 def _must_be_same_question(ask: ProposalRequest, is_step: bool, proposal: Proposal) -> None:
     if _is_same_question(proposal.ask, ask):
         return
@@ -322,11 +306,6 @@ def _is_same_question(one: ProposalRequest, other: ProposalRequest) -> bool:
     the typed confirmation, against a current text that it made up.
     """
     return (one.title, one.policy, one.file, one.text) == (other.title, other.policy, other.file, other.text)
-
-
-def _find_edited(approved: Mapping[str, object], arguments: Mapping[str, object]) -> list[str]:
-    """Return the arguments in which the operator has changed a text around a hidden value."""
-    return [name for name, value in approved.items() if value is not arguments.get(name) and HIDDEN in canonical(value)]
 
 
 def _make_approved_arguments(

@@ -80,9 +80,7 @@ class Sessions:
         self._home = home
 
     def begin(self, name: str, now: WallTime, *, token_id: str | None = None, until: WallTime | None = None) -> str:
-        expires_at = now + LASTS_MS
-        if until is not None:
-            expires_at = min(expires_at, until)
+        expires_at = min(now + LASTS_MS, until or now + LASTS_MS)
         content = json.dumps([name, expires_at.ms, token_id, secrets.token_hex(8)]).encode()
         body = base64.urlsafe_b64encode(content).decode().rstrip("=")
         return f"{body}.{self._sign('cookie', body)}"
@@ -195,17 +193,20 @@ class AuthMiddleware:
         try:
             headers = Headers(scope=scope)
             self._check_names(scope, headers)
-            limit = _body_limit(scope)
-            _check_length(headers, limit)
+            path, length = scope["path"], headers.get("content-length", "0")
+            is_large = path in (MCP_PATH, "/api/inbox") or path.endswith(("/decision", "/check"))
+            limit = BODY_LIMIT if is_large else SMALL_BODY_LIMIT
+            if not length.isdecimal() or int(length[:20]) > limit:
+                raise _too_large(limit)
             principal = await self._admit(scope, headers)
             scope[PRINCIPAL] = principal
             scope[IS_STILL] = partial(self._is_still, principal, scope, headers)
             if principal != ANONYMOUS:
                 owner = AccessToken(token="", client_id=f"{principal.role} {principal.name}", scopes=[])
                 scope["user"] = AuthenticatedUser(owner)  # the owner of a session of MCP
-            with self._place(principal, scope["path"]) as take_place:
+            with self._place(principal, path) as take_place:
                 # MCP has its own limit, and would turn an error while receiving into a 500.
-                body = _Body(receive, None if scope["path"] == MCP_PATH else limit, take_place)
+                body = _Body(receive, None if path == MCP_PATH else limit, take_place)
                 await self._app(scope, body, answer)
         except Failure as failure:
             if not answer.started:
@@ -352,18 +353,6 @@ def is_public(path: str) -> bool:
 
 def address_of(scope: Scope) -> str:
     return str((scope.get("client") or ("?",))[0])
-
-
-def _body_limit(scope: Scope) -> int:
-    path = scope["path"]
-    large = path in (MCP_PATH, "/api/inbox") or path.endswith(("/decision", "/check"))
-    return BODY_LIMIT if large else SMALL_BODY_LIMIT
-
-
-def _check_length(headers: Headers, limit: int) -> None:
-    length = headers.get("content-length", "0")
-    if not length.isdecimal() or int(length[:20]) > limit:
-        raise _too_large(limit)
 
 
 def _too_large(limit: int) -> Refused:

@@ -21,7 +21,7 @@ from ..calls.commands import signal_name
 from ..core.envelope import Problem, stop_problem
 from ..core.errors import Failure
 from ..core.limits import MAX_MS, NS_PER_MS
-from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical, refusal
+from ..core.proposal import Decision, Kind, Proposal, ProposalStatus, canonical
 from ..core.visible_text import visible
 from ..store.home import create_private_file
 from ..store.store import Store
@@ -31,7 +31,7 @@ from ..supervise.forked import Unfinished
 from ..supervise.forked import run as run_forked
 from ..terminal.output import ask_person, is_terminal, say_line
 from .proposal_checks import ARGUMENTS_LIMIT, FILE_LIMIT, problems_with_decision
-from .proposal_json import Compared, arguments_text, parse_exact_arguments
+from .proposal_json import Compared, arguments_text, mistake, parse_exact_arguments
 
 MISTAKES_SHOWN = 10
 READ_LIMIT = 4 * max(FILE_LIMIT, ARGUMENTS_LIMIT)  # indented JSON is longer than the JSON that counts
@@ -43,7 +43,10 @@ _AGAIN = "edit it again, or pass the new text with --file"
 
 def edit_proposal(proposal: Proposal, file: str | None, notes: str) -> tuple[Decision, Path | None]:
     """Return the checked decision, and the copy that was edited. The caller removes it once that is decided."""
-    _must_be_modifiable(proposal)
+    if proposal.ask.kind is Kind.QUESTION:
+        _refuse("proposal-id", f"{proposal.id} is a question: `approve {proposal.id} --answer TEXT` answers it")
+    if proposal.ask.kind is Kind.OPERATION and proposal.ask.arguments is None:
+        _refuse("proposal-id", f"{proposal.id} has no arguments that could be modified: approve or reject it")
     if file is not None:
         return _decision(proposal, read_text(file, "file"), notes), None
     if not (is_terminal(sys.stdin) and is_terminal(sys.stdout) and is_terminal(sys.stderr)):
@@ -79,13 +82,6 @@ def read_text(path: str, field: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         _refuse(field, f"{path!r} is not text in UTF-8: byte {error.start}")
-
-
-def _must_be_modifiable(proposal: Proposal) -> None:
-    if proposal.ask.kind is Kind.QUESTION:
-        _refuse("proposal-id", f"{proposal.id} is a question: `approve {proposal.id} --answer TEXT` answers it")
-    if proposal.ask.kind is Kind.OPERATION and proposal.ask.arguments is None:
-        _refuse("proposal-id", f"{proposal.id} has no arguments that could be modified: approve or reject it")
 
 
 def _proposed_text(proposal: Proposal) -> str:
@@ -189,7 +185,7 @@ def _new_copy(proposal: Proposal) -> Path:
 
 
 def _refuse(field: str, message: str) -> NoReturn:
-    raise refusal([{"field": field, "message": message}]) from None
+    raise mistake(field, message) from None
 
 
 def difference(proposal: Proposal, compared: Compared) -> str | None:

@@ -46,7 +46,7 @@ from ..store.runs import StoredRun
 from ..store.store import Store, prune_in_passing
 from ..supervise.clock import monotonic_ns, wall_time
 from ..supervise.kernel import is_alive, this_process
-from ._watcher import Watcher
+from ._watcher import Watcher, set_results
 from .access import make_id
 from .announcer import Announcer
 from .audit_file import AuditFile, AuditProblem
@@ -171,7 +171,7 @@ class Inbox:
             proposal = await self._do(lambda: self._get_existing(proposal_id, watched=True))
             if not proposal.is_open:
                 return proposal
-            bell = loop.call_at(until, _time_out, decided)
+            bell = loop.call_at(until, set_results, [decided], None)
             return await decided or proposal
         finally:
             self._watcher.unregister(proposal_id, decided)
@@ -317,7 +317,8 @@ class Inbox:
         while True:
             changed = self._watcher.register(None)
             try:
-                found = await self._do(partial(self._list_changes, seq))
+                await self._do(self._watcher.start)
+                found = await self._do(partial(self._proposals.since, seq, CHANGES_AT_ONCE))
                 if not found:
                     await asyncio.wait([changed], timeout=CHANGES_LOOK_S)
             except Failure as failure:
@@ -403,10 +404,6 @@ class Inbox:
             return self._proposals.get(proposal_id)
         return proposal
 
-    def _list_changes(self, seq: int) -> list[tuple[Summary, str]]:
-        self._watcher.start()
-        return self._proposals.since(seq, CHANGES_AT_ONCE)
-
     def _end_due(self) -> None:
         if self._proposals.end_due(wall_time()):
             self._announce_change()
@@ -457,11 +454,6 @@ class Inbox:
             )
 
         return await self._do(work)
-
-
-def _time_out(waiter: asyncio.Future[Proposal | None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
 
 
 # --- hidden values ------------------------------------------------------------------------------------------------

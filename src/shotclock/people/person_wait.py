@@ -28,7 +28,6 @@ from ..core.limits import (
     MAX_MS,
     NS_PER_MS,
     ClockKind,
-    Deadline,
     DurationError,
     Fired,
     WallTime,
@@ -184,17 +183,14 @@ async def wait_for_decision(inbox: Inbox, proposal: Proposal, wait: CallWait | R
             while True:
                 proposal = await inbox.wait_until(proposal, bell := around.bound.bell)
                 now = wait.bounded()
-                if not proposal.is_open or bell is None or not _is_later(now.bound.bell, bell):
+                later = now.bound.bell
+                if not proposal.is_open or bell is None or (later is not None and later.at_ns <= bell.at_ns):
                     break
                 around = now  # the run was given more time
             if proposal.is_open:
                 proposal = await inbox.end_wait(proposal)
                 is_late = not proposal.status.is_decided
     return Waited(proposal, was_open, around=around, is_late=is_late or proposal.ended_with_its_work)
-
-
-def _is_later(bell: Deadline | None, than: Deadline) -> bool:
-    return bell is None or bell.at_ns > than.at_ns
 
 
 # --- outcomes ----------------------------------------------------------------------------------------------------
@@ -223,7 +219,8 @@ def run_of(proposal: Proposal | Summary, dispatched: bool, last_use: LastUse | N
     if outcome is not None:
         return {"state": "failed", "at": outcome.at.iso(), "code": outcome.code, "message": outcome.message}
     if proposal.used_at is None and not is_unanswered:
-        step = _STEP_OF_RUN.match(_operation_of(proposal))
+        operation = proposal.operation if isinstance(proposal, Summary) else proposal.ask.operation
+        step = _STEP_OF_RUN.match(operation or "")
         run_id = step[1] if step is not None else last_use.run_id if last_use is not None else None
         found: dict[str, object] = {"state": "not_started", "at": None}
         if run_id is not None:
@@ -235,10 +232,6 @@ def run_of(proposal: Proposal | Summary, dispatched: bool, last_use: LastUse | N
     state = "running" if runner is not None and is_alive(runner.holder) else "unknown"
     job = {} if runner is None or runner.job_id is None else {"job_id": runner.job_id}
     return {"state": state, "at": None if proposal.used_at is None else proposal.used_at.iso(), **job}
-
-
-def _operation_of(proposal: Proposal | Summary) -> str:
-    return (proposal.operation if isinstance(proposal, Summary) else proposal.ask.operation) or ""
 
 
 def describe_proposal(proposal: Proposal) -> dict[str, object]:

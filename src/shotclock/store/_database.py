@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..core.limits import ProcessIdentity, WallTime
 from ..core.value_types import value
@@ -264,39 +265,35 @@ class Database:
         if not _opening.acquire(timeout=THREAD_WAIT_S):
             raise StoreBusy("another thread of this process is opening a store", self.path)
         try:
-            self._connection = self._open_connection()
+            make_private_directory(self.path.parent)
+            try:
+                self._file = _prepare_file(self.path)
+            except OSError as error:
+                raise StoreUnusable(f"the store cannot be created ({error.strerror})", self.path) from error
+            if _torn or any(file == self._file for file, _ in _inherited):
+                raise StoreUnusable(_FORKED, self.path)
+            self._connection = self._open_patiently()
             return self._connection
         finally:
             _opening.release()
 
-    def _open_connection(self) -> sqlite3.Connection:
-        make_private_directory(self.path.parent)
-        try:
-            self._file = _prepare_file(self.path)
-        except OSError as error:
-            raise StoreUnusable(f"the store cannot be created ({error.strerror})", self.path) from error
-        if _torn or any(file == self._file for file, _ in _inherited):
-            raise StoreUnusable(_FORKED, self.path)
+    def _open_patiently(self) -> sqlite3.Connection:
         for attempt in range(1, OPEN_ATTEMPTS + 1):
+            connection = sqlite3.connect(
+                self.path, timeout=OPEN_STEP_MS / 1000, isolation_level=None, check_same_thread=False
+            )
             try:
-                return self._try_to_open()
-            except sqlite3.Error as error:
+                _set_up(connection, self.path, self._schema)
+                return connection
+            except BaseException as error:
+                connection.close()
+                if not isinstance(error, sqlite3.Error):
+                    raise
                 translated = translate_error(error, self.path)
                 if attempt == OPEN_ATTEMPTS or not isinstance(translated, StoreBusy):
                     raise translated from error
             time.sleep(OPEN_PAUSE_S)
         raise AssertionError("the last attempt returns or raises")
-
-    def _try_to_open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=OPEN_STEP_MS / 1000, isolation_level=None, check_same_thread=False
-        )
-        try:
-            _set_up(connection, self.path, self._schema)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -329,6 +326,11 @@ class Table:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def _select(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        """Return the rows of a query."""
+        with self._database.read() as transaction:
+            return transaction.execute(query, values).fetchall()
 
     def _execute(
         self, statement: str, values: Sequence[object], *, durable: bool = True, wait_ms: int | None = None
@@ -378,8 +380,15 @@ def _set_up(connection: sqlite3.Connection, path: Path, schema: Schema) -> None:
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute("PRAGMA trusted_schema=OFF")
     connection.execute(f"PRAGMA journal_size_limit={LOG_KEPT_BYTES}")
-    if version == 0:
-        _create_tables(connection, schema)
+    if version > 0:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    with connection:
+        if _number(connection, "user_version") == 0:  # otherwise another process was faster
+            for statement in schema.statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={schema.version}")
 
 
 def _check_version(connection: sqlite3.Connection, path: Path, schema: Schema) -> int:
@@ -418,16 +427,6 @@ def open_alone(path: Path, schema: Schema) -> Iterator[tuple[Transaction, int]]:
         raise translated from error
     finally:
         connection.close()
-
-
-def _create_tables(connection: sqlite3.Connection, schema: Schema) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    with connection:
-        if _number(connection, "user_version") == 0:  # otherwise another process was faster
-            for statement in schema.statements:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={schema.version}")
 
 
 def _number(connection: sqlite3.Connection, pragma: str) -> int:

@@ -56,12 +56,7 @@ _ENTRIES = RowMapper(Entry, "audit", codecs={"details": Codec(json_text, _decode
 
 
 def append(
-    transaction: Transaction,
-    now: WallTime,
-    action: str,
-    proposal: str | None,
-    by: str,
-    details: Mapping[str, Any],
+    transaction: Transaction, now: WallTime, action: str, proposal: str | None, by: str, details: Mapping[str, Any]
 ) -> int:
     """Append an entry and return its number. Only inside a writing transaction, which excludes other writers."""
     last = _read_last(transaction)
@@ -112,8 +107,7 @@ class Audit(Table):
 
     def get_filed_seq(self) -> int:
         """Return the number of the last entry that is known to be in the file."""
-        with self._database.read() as transaction:
-            return int(transaction.execute("SELECT seq FROM audit_filed").fetchone()[0])
+        return int(self._select("SELECT seq FROM audit_filed")[0][0])
 
     def mark_filed(self, seq: int) -> None:
         self._execute("UPDATE audit_filed SET seq = ? WHERE seq < ?", (seq, seq), durable=False)
@@ -190,15 +184,11 @@ class Tokens(Table):
             )
 
     def has_ended(self, session_id: str) -> bool:
-        with self._database.read() as transaction:
-            row = transaction.execute("SELECT 1 FROM ended_sessions WHERE id = ?", (session_id,)).fetchone()
-        return row is not None
+        return bool(self._select("SELECT 1 FROM ended_sessions WHERE id = ?", (session_id,)))
 
     def digests(self) -> dict[str, str]:
         """Return the digest of each row, by the id of the token, as its last entry has it."""
-        with self._database.read() as transaction:
-            rows = transaction.execute(f"SELECT {_ROW} FROM tokens").fetchall()
-        return {row[0]: digest_of_row(row) for row in rows}
+        return {row[0]: digest_of_row(row) for row in self._select(f"SELECT {_ROW} FROM tokens")}
 
     def list(self) -> list[Token]:
         with self._database.read() as transaction:

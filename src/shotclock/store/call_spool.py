@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from ..core.json_values import of_json, to_json
 from ..core.limits import ProcessIdentity, WallTime
@@ -56,15 +55,12 @@ def record_calls(
     except StoreBusy:
         if not is_last:
             return False
-        _keep_for_later(state_home(environment), batch)
+        folder = make_private_directory(state_home(environment) / FOLDER)
+        path = folder / f"{batch.holder.pid}-{os.urandom(4).hex()}"
+        with open(create_private_file(path.with_suffix(".new")), "w", encoding="utf-8") as file:
+            json.dump(to_json(batch), file)
+        os.rename(path.with_suffix(".new"), path)
     return True
-
-
-def _keep_for_later(home: Path, batch: CallBatch) -> None:
-    path = make_private_directory(home / FOLDER) / f"{batch.holder.pid}-{os.urandom(4).hex()}"
-    with open(create_private_file(path.with_suffix(".new")), "w", encoding="utf-8") as file:
-        json.dump(to_json(batch), file)
-    os.rename(path.with_suffix(".new"), path)
 
 
 def take_in(store: Store, keep: int, wait_ms: int | None = 0) -> None:

@@ -6,7 +6,7 @@ deadline. The row of a dead place is deleted by the next run that gets the group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from enum import Enum
 
 from ..core.limits import ProcessIdentity, WallTime
@@ -131,7 +131,10 @@ def _decide(
         transaction.execute("UPDATE group_places SET holder = ? WHERE run = ?", (wanted.holder, wanted.run))
     if blocker is not None:
         return GroupAnswer(blocker)
-    _forget_dead(transaction, wanted, is_alive)
+    # The places of dead processes, and all that are held: none of those counts any more.
+    others = _PLACES.list(transaction, "WHERE group_name = ? AND run <> ?", (wanted.group_name, wanted.run))
+    dead = [(place.run,) for place in others if place.is_held or not is_alive(place.holder)]
+    transaction.executemany("DELETE FROM group_places WHERE run = ?", dead)
     transaction.execute("UPDATE group_places SET is_held = 1 WHERE run = ?", (wanted.run,))
     return GroupAnswer()
 
@@ -148,13 +151,3 @@ def _find_blocker(
         if has_time if is_parked else is_alive(process):
             return Blocker(decode_text(run), process, bool(is_held), bool(is_parked))
     return None
-
-
-def _forget_dead(transaction: Transaction, wanted: GroupPlace, is_alive: Callable[[ProcessIdentity], bool]) -> None:
-    """Delete the places of dead processes, and all that are held: none of those counts any more."""
-    dead: Iterable[str] = [
-        place.run
-        for place in _PLACES.list(transaction, "WHERE group_name = ? AND run <> ?", (wanted.group_name, wanted.run))
-        if place.is_held or not is_alive(place.holder)
-    ]
-    transaction.executemany("DELETE FROM group_places WHERE run = ?", [(run,) for run in dead])

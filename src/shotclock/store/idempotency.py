@@ -102,9 +102,7 @@ class IdempotencyKeys(Table):
             return Finished(first.envelope, first.ended_at or now)
 
     def is_known(self, scope: str, key: str) -> bool:
-        with self._database.read() as transaction:
-            found = transaction.execute("SELECT 1 FROM replies WHERE scope = ? AND key = ?", (scope, key))
-            return found.fetchone() is not None
+        return bool(self._select("SELECT 1 FROM replies WHERE scope = ? AND key = ?", (scope, key)))
 
     def finish(self, scope: str, key: str, envelope: Mapping[str, Any], now: WallTime) -> bool:
         """Record the answer, unless there is one, and return whether it was recorded."""
@@ -146,12 +144,6 @@ class Lock:
     label: str  # the work of the holder, for those who wait
     acquired_at: WallTime
     expires_at: WallTime | None  # the end of the lease. None: as long as the holder lives
-
-    def age_ms(self, now: WallTime) -> int:
-        return now.since_ms(self.acquired_at)
-
-    def has_expired(self, now: WallTime) -> bool:
-        return self.expires_at is not None and now >= self.expires_at
 
 
 _LOCKS = RowMapper(Lock, "locks")
@@ -236,7 +228,8 @@ def _weigh(
     vacant: list[Lock] = []
     taken: list[Lock] = []
     for lock in locks:
-        (vacant if lock.has_expired(now) or not is_alive(lock.holder) else taken).append(lock)
+        has_expired = lock.expires_at is not None and now >= lock.expires_at
+        (vacant if has_expired or not is_alive(lock.holder) else taken).append(lock)
     return (taken[0] if len(taken) >= slots else None), vacant
 
 

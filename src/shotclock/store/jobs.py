@@ -124,7 +124,13 @@ class Jobs(Table):
             if job is not None and _answers(job, now, is_alive, resume):
                 return job, False
             if job is not None and job.state is not JobState.FINISHED and resume:
-                _take_up_again(transaction, job.id, row, now)
+                names = ("program", "spec", "deadline_at", "max_lifetime_ms", "idle_timeout_ms")  # of the new call
+                transaction.execute(  # log and input stay: same key, same input
+                    "UPDATE jobs SET state = 'starting', attempt = attempt + 1, attempt_at = ?, runner = NULL, "
+                    "heartbeat_at = NULL, cancel_requested_at = NULL, ended_at = NULL, envelope = NULL, "
+                    f"delivered_at = NULL, {', '.join(f'{name} = ?' for name in names)} WHERE id = ?",
+                    (now, *(row[name] for name in names), job.id),
+                )
                 return _get_existing(transaction, job.id), True
             if job is not None and job.is_active:
                 _end(transaction, job.id, JobState.LOST, None, now)
@@ -369,24 +375,8 @@ def _answers(job: Job, now: WallTime, is_alive: Callable[[ProcessIdentity], bool
     return is_wanted and now - job.ended_at < RETENTION_MS
 
 
-def _take_up_again(transaction: Transaction, id: str, row: Mapping[str, object], now: WallTime) -> None:
-    """Begin a further attempt, with the limits of the new call. Log and input stay: same key, same input."""
-    names = ("program", "spec", "deadline_at", "max_lifetime_ms", "idle_timeout_ms")
-    transaction.execute(
-        "UPDATE jobs SET state = 'starting', attempt = attempt + 1, attempt_at = ?, runner = NULL, "
-        "heartbeat_at = NULL, cancel_requested_at = NULL, ended_at = NULL, envelope = NULL, delivered_at = NULL, "
-        f"{', '.join(f'{name} = ?' for name in names)} WHERE id = ?",
-        (now, *(row[name] for name in names), id),
-    )
-
-
 def _end(
-    transaction: Transaction,
-    id: str,
-    state: JobState,
-    envelope: str | None,
-    now: WallTime,
-    attempt: int | None = None,
+    transaction: Transaction, id: str, state: JobState, envelope: str | None, now: WallTime, attempt: int | None = None
 ) -> bool:
     where = f"WHERE id = ? AND ended_at IS NULL AND {_SAME_ATTEMPT}"
     query = f"UPDATE jobs SET state = ?, envelope = ?, ended_at = ? {where}"

@@ -126,10 +126,7 @@ class Proposals(Table):
     def extend(self, id: str, by_ms: int, by: str, now: WallTime) -> Proposal:
         """Move the end. Raises Failure unless the proposal was open until now."""
 
-        def details(changed: Proposal) -> dict[str, Any]:
-            return {"expires_at": changed.expires_at.iso()}
-
-        return self._change(id, now, lambda proposal: apply_extension(proposal, by_ms, by), "extended", details, by)
+        return self._change(id, now, lambda old: apply_extension(old, by_ms, by), "extended", _new_end, by)
 
     def follow(self, id: str, until: WallTime, now: WallTime) -> Proposal:
         """Move the end with the later end of the work that asks. Raises Failure unless it is open and ends later."""
@@ -140,7 +137,7 @@ class Proposals(Table):
                 raise Failure("NOT_EXTENDABLE", f"{id} does not end later")
             return replace(proposal, expires_at=expires_at)
 
-        return self._change(id, now, step, "extended", lambda changed: {"expires_at": changed.expires_at.iso()})
+        return self._change(id, now, step, "extended", _new_end)
 
     def use(
         self, id: str, action_hash: str, now: WallTime, runner: Runner | None = None, *, unanswered: bool = False
@@ -170,8 +167,7 @@ class Proposals(Table):
             "SELECT id, dispatched FROM proposals WHERE asked_by = ? AND key > ? AND key < ? AND runner IS NULL "
             "AND used_at IS NULL AND outcome IS NULL AND status IN ('pending', 'approved', 'modified')"
         )
-        with self._database.read() as transaction:
-            rows = transaction.execute(query, (asked_by, f"{run_id}/", f"{run_id}0")).fetchall()  # `0` follows `/`
+        rows = self._select(query, (asked_by, f"{run_id}/", f"{run_id}0"))  # `0` follows `/`
         too_late = ActionOutcome(False, now, "CANCELLED", f"run {run_id} ended before it used this decision")
         for id, is_dispatched in rows:
             try:
@@ -266,16 +262,14 @@ class Proposals(Table):
     def list_forgettable(self, before: WallTime) -> list[tuple[str, str | None]]:
         """Return the ids and keys of proposals that ended before then, the oldest first. Open ones stay, and decisions
         that are still valid."""
-        with self._database.read() as transaction:
-            rows = transaction.execute(
-                "SELECT id, key FROM proposals "
-                "WHERE status <> 'pending' AND coalesce(used_at, decided_at, created_at) < ? "
-                # An unused approval is valid until it expires; one that never expires would be kept for ever, so it
-                # ends with its decision.
-                "AND (expires_at < ? OR expires_at >= ? OR used_at IS NOT NULL OR status IN ('rejected', 'withdrawn')) "
-                "ORDER BY seq",
-                (before, before, LATEST_MS),
-            ).fetchall()
+        rows = self._select(
+            "SELECT id, key FROM proposals WHERE status <> 'pending' AND coalesce(used_at, decided_at, created_at) < ? "
+            # An unused approval is valid until it expires; one that never expires would be kept for ever, so it ends
+            # with its decision.
+            "AND (expires_at < ? OR expires_at >= ? OR used_at IS NOT NULL OR status IN ('rejected', 'withdrawn')) "
+            "ORDER BY seq",
+            (before, before, LATEST_MS),
+        )
         return [(decode_text(id), None if key is None else decode_text(key)) for id, key in rows]
 
     def forget(self, ids: Sequence[str], now: WallTime) -> int:
@@ -298,8 +292,7 @@ class Proposals(Table):
         # A proposal that continued without an answer has a runner and was not used.
         used = "max(CASE WHEN used_at IS NOT NULL OR runner IS NOT NULL THEN 1 ELSE 0 END)"
         query = f"SELECT {used} FROM proposals WHERE asked_by = ? AND key = ?"
-        with self._database.read() as transaction:
-            (was_used,) = transaction.execute(query, (asked_by, key)).fetchone()
+        was_used = self._select(query, (asked_by, key))[0][0]
         return None if was_used is None else bool(was_used)
 
     def get(self, id: str) -> Proposal | None:
@@ -326,8 +319,7 @@ class Proposals(Table):
             "SELECT id, created_seq, (SELECT max(seq) FROM audit WHERE proposal = proposals.id "
             "AND action IN ('proposed', 'taken-over')) FROM proposals ORDER BY created_seq"
         )
-        with self._database.read() as transaction:
-            return [(id, created, made) for id, created, made in transaction.execute(query)]
+        return self._select(query)
 
     def since(self, after_seq: int, limit: int = 100) -> list[tuple[Summary, str]]:
         """Return the proposals that changed later, in the order of their last change, with its action."""
@@ -335,8 +327,7 @@ class Proposals(Table):
             f"SELECT {_SUMMARIES.columns}, (SELECT action FROM audit WHERE audit.seq = proposals.seq) "
             "FROM proposals WHERE seq > ? ORDER BY seq LIMIT ?"
         )
-        with self._database.read() as transaction:
-            return [(_SUMMARIES.read(row[:-1]), row[-1]) for row in transaction.execute(query, (after_seq, limit))]
+        return [(_SUMMARIES.read(row[:-1]), row[-1]) for row in self._select(query, (after_seq, limit))]
 
     def last_seq(self) -> int:
         with self._database.read() as transaction:
@@ -369,6 +360,10 @@ class Proposals(Table):
         values = (*conditions.values(), check_count(limit, "limit"))
         with self._database.read() as transaction:
             return _SUMMARIES.list(transaction, f"{where}ORDER BY seq DESC LIMIT ?", values)
+
+
+def _new_end(changed: Proposal) -> dict[str, Any]:
+    return {"expires_at": changed.expires_at.iso()}
 
 
 def export_proposal(proposal: Proposal) -> dict[str, Any]:
@@ -438,7 +433,11 @@ def _attach_or_create(
     transaction: Transaction, new: NewProposal, text: str, now: WallTime, limits: InboxLimits | None
 ) -> Proposal | Failure:
     ask, action_hash = new.ask, new.ask.action_hash
-    old = _find_identical(transaction, new, action_hash)
+    where, wanted = ("key = ?", new.key) if new.key is not None else ("key IS NULL AND action_hash = ?", action_hash)
+    identical = f"WHERE asked_by = ? AND {where} ORDER BY created_seq DESC LIMIT 1"
+    old = _PROPOSALS.get(transaction, identical, (new.asked_by, wanted))
+    if old is not None and new.since is not None and old.created_at < new.since:
+        old = None
     if old is not None and old.is_due(now):
         old = _expire_proposal(transaction, old, now)
     if old is not None and old.action_hash != action_hash:
@@ -465,13 +464,6 @@ def _attach_or_create(
     _insert(transaction, made, text)
     _append(transaction, now, "proposed", new.id, new.asked_by, details)
     return made
-
-
-def _find_identical(transaction: Transaction, new: NewProposal, action_hash: str) -> Proposal | None:
-    where, wanted = ("key = ?", new.key) if new.key is not None else ("key IS NULL AND action_hash = ?", action_hash)
-    rest = f"WHERE asked_by = ? AND {where} ORDER BY created_seq DESC LIMIT 1"
-    found = _PROPOSALS.get(transaction, rest, (new.asked_by, wanted))
-    return None if found is not None and new.since is not None and found.created_at < new.since else found
 
 
 def _append(transaction: Transaction, now: WallTime, action: str, id: str, by: str, details: dict[str, Any]) -> None:

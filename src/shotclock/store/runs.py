@@ -149,9 +149,8 @@ class Runs(Table):
             return _get(transaction, run_id)
 
     def last_seen_at(self, run_id: str) -> WallTime:
-        with self._database.read() as transaction:
-            query = "SELECT coalesce(max(changed_at), 0) FROM steps WHERE run = ?"
-            return WallTime(transaction.execute(query, (run_id,)).fetchone()[0])
+        query = "SELECT coalesce(max(changed_at), 0) FROM steps WHERE run = ?"
+        return WallTime(self._select(query, (run_id,))[0][0])
 
     def set_back(self, run_id: str, by_ms: int) -> None:
         """Move the times of a run that has not ended as the wall clock was moved."""
@@ -187,7 +186,12 @@ class Runs(Table):
                 "changed_at = excluded.changed_at",
                 rows,
             )
-            ended = [(run_id, step.id) for step in steps if not _needs_items(step)]
+            # Parked steps keep their items as `parts` of the record.
+            ended = [
+                (run_id, step.id)
+                for step in steps
+                if step.status != "running" and (step.status != "pending" or step.record.get("parts"))
+            ]
             transaction.executemany("DELETE FROM items WHERE run = ? AND step = ?", ended)
 
     def record_item(self, run_id: str, step_id: str, number: int, record: Any, *, wait_ms: int | None = None) -> None:
@@ -200,8 +204,7 @@ class Runs(Table):
 
     def items(self, run_id: str, step_id: str) -> dict[int, Any]:
         query = "SELECT number, record FROM items WHERE run = ? AND step = ?"
-        with self._database.read() as transaction:
-            return {number: json.loads(record) for number, record in transaction.execute(query, (run_id, step_id))}
+        return {number: json.loads(record) for number, record in self._select(query, (run_id, step_id))}
 
     def steps(self, run_id: str) -> dict[str, StepRecord]:
         with self._database.read() as transaction:
@@ -234,9 +237,7 @@ class Runs(Table):
 
     def claim_notice(self, run_id: str) -> bool:
         """Return whether the caller is to send the end of a run: only the first one is, so nothing is sent twice."""
-        query = "UPDATE runs SET owes_notice = 0 WHERE id = ? AND owes_notice"
-        with self._database.write() as transaction:
-            return transaction.execute(query, (run_id,)).rowcount > 0
+        return self._execute("UPDATE runs SET owes_notice = 0 WHERE id = ? AND owes_notice", (run_id,)) > 0
 
     def add_warnings(self, run_id: str, warnings: Sequence[Mapping[str, Any]]) -> None:
         query = "SELECT envelope FROM runs WHERE id = ? AND ended_at IS NOT NULL"
@@ -281,9 +282,8 @@ class Runs(Table):
             return tuple(_RUNS.list(transaction, where, (check_count(limit, "limit"),)))
 
     def list_files(self, name: str) -> tuple[str, ...]:
-        with self._database.read() as transaction:
-            rows = transaction.execute("SELECT DISTINCT file FROM runs WHERE name = ?", (name,))
-            return tuple(decode_text(file) for (file,) in rows)
+        rows = self._select("SELECT DISTINCT file FROM runs WHERE name = ?", (name,))
+        return tuple(decode_text(file) for (file,) in rows)
 
     def list_past(
         self,
@@ -330,12 +330,13 @@ class Runs(Table):
                 if too_many or (before is not None and ended_at < before.ms):
                     found.append(Outdated(seq, bytes))
             open_ids = _list_open_ids(transaction)
-            return tuple(each for each in reversed(found) if not _is_inside_open(transaction, each.seq, open_ids))
+            query = "SELECT id FROM runs WHERE seq = ?"
+            ids = (transaction.execute(query, (each.seq,)).fetchone()[0] for each in found)
+            free = [each for each, id in zip(found, ids, strict=True) if not belongs_to(decode_text(id), open_ids, ".")]
+        return tuple(reversed(free))
 
     def list_ids(self) -> tuple[tuple[int, str], ...]:
-        with self._database.read() as transaction:
-            rows = transaction.execute("SELECT seq, id FROM runs")
-            return tuple((seq, decode_text(id)) for seq, id in rows)
+        return tuple((seq, decode_text(id)) for seq, id in self._select("SELECT seq, id FROM runs"))
 
     def list_open_ids(self) -> frozenset[str]:
         with self._database.read() as transaction:
@@ -343,11 +344,8 @@ class Runs(Table):
 
     def list_left_behind(self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> tuple[Outdated, ...]:
         """Return the runs that began before then and whose process died, without parked ones."""
-        with self._database.read() as transaction:
-            rows = transaction.execute(
-                "SELECT seq, holder FROM runs WHERE ended_at IS NULL AND parked_at IS NULL AND created_at < ?",
-                (before,),
-            ).fetchall()
+        query = "SELECT seq, holder FROM runs WHERE ended_at IS NULL AND parked_at IS NULL AND created_at < ?"
+        rows = self._select(query, (before,))
         return tuple(Outdated(seq, 0, holder) for seq, holder in rows if not is_alive(decode_process(holder)))
 
     def forget(self, runs: Iterable[Outdated]) -> int:
@@ -370,11 +368,6 @@ def _select_inside(
         id = decode_text(row[0])
         if id == first or id[len(first) + 1 :].isdecimal():
             yield row
-
-
-def _needs_items(step: StepRecord) -> bool:
-    """Return whether the items of a step are still needed. The record of a parked step has them as `parts`."""
-    return step.status == "running" or (step.status == "pending" and not step.record.get("parts"))
 
 
 _PAST_RUN = f"id, created_at, ended_at, deadline_at, {parts_of_json('envelope', 'error.code', 'meta.duration_ms')}"
@@ -428,11 +421,6 @@ def _get(transaction: Transaction, run_id: str) -> StoredRun | None:
             if step.id in without:
                 without[step.id]["output"] = step.record.get("output")
     return run
-
-
-def _is_inside_open(transaction: Transaction, seq: int, open_ids: frozenset[str]) -> bool:
-    row = transaction.execute("SELECT id FROM runs WHERE seq = ?", (seq,)).fetchone()
-    return belongs_to(decode_text(row[0]), open_ids, ".")
 
 
 def _leave_out_outputs(transaction: Transaction, id: str, envelope: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -203,11 +203,14 @@ def prune(
     runs = store.runs.list_outdated(before, retention.runs, retention.runs_bytes)
     if before is not None:
         runs += store.runs.list_left_behind(before, is_alive)
-    proposals = _list_old_proposals(store, _before(now, retention.proposals_ms))
+    open_runs = store.runs.list_open_ids()  # first: a run that begins now has no old proposals
+    decided_before = _before(now, retention.proposals_ms)
+    old = [] if decided_before is None else store.proposals.list_forgettable(decided_before)
+    proposals = [id for id, key in old if key is None or not belongs_to(key, open_runs, "/.")]
     pages = _list_old_pages(store, before)
     old_calls = _before(now, retention.calls_ms), retention.calls
     if dry_run:
-        calls = store.calls.count_outdated(*old_calls) + store.calls.count_outdated_lost(*old_calls, is_alive)
+        calls = store.calls.count_outdated(*old_calls) + len(store.calls.list_outdated_lost(*old_calls, is_alive))
         gone = frozenset(run.seq for run in runs)
         logs = _list_without_run(store, LOGS_FOLDER, gone)
         artifacts = _list_old_artifacts(store, retention.artifacts_bytes, gone)
@@ -257,13 +260,8 @@ def move_aside(home: Path, now: WallTime, is_alive: Callable[[ProcessIdentity], 
             raise StoreBusy(f"the store cannot be moved aside while work runs ({', '.join(work)})", path)
         target = home / f"store-{version}-{now.iso().replace(':', '').replace('.', '')}"
         target.mkdir(mode=0o700)
-        for name in (
-            AUDIT_FILE_NAME,
-            JOBS_FOLDER,
-            LOGS_FOLDER,
-            ARTIFACTS_FOLDER,
-            FILE_NAME,
-        ):  # the store last: while it is there, this can be repeated
+        # The store last: while it is there, this can be repeated.
+        for name in (AUDIT_FILE_NAME, JOBS_FOLDER, LOGS_FOLDER, ARTIFACTS_FOLDER, FILE_NAME):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(home / name, target / name)
     return target
@@ -285,15 +283,6 @@ def _list_work(transaction: Transaction, version: int, is_alive: Callable[[Proce
 
 def _before(now: WallTime, age_ms: int) -> WallTime | None:
     return WallTime(max(0, now.ms - age_ms)) if age_ms else None
-
-
-def _list_old_proposals(store: Store, before: WallTime | None) -> tuple[str, ...]:
-    """Return the proposals that ended before then, without those of runs that have not ended."""
-    if before is None:
-        return ()
-    open_runs = store.runs.list_open_ids()  # first: a run that begins now has no old proposals
-    old = store.proposals.list_forgettable(before)
-    return tuple(id for id, key in old if key is None or not belongs_to(key, open_runs, "/."))
 
 
 def log_name(name: str) -> str:
@@ -326,19 +315,13 @@ def _list_old_artifacts(store: Store, limit: int, gone: frozenset[int] = frozens
         folder = str(store.home / ARTIFACTS_FOLDER / log_name(run_id))
         if folder in found or not os.path.isdir(folder):
             continue
-        total += _size_of(folder)
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(parent, name)).st_size
         if total > limit and run_id not in open_ids:
             found.append(folder)
     return found
-
-
-def _size_of(folder: str) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(parent, name)).st_size
-    return total
 
 
 def _list_old_pages(store: Store, before: WallTime | None) -> list[str]:

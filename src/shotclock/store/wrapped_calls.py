@@ -157,7 +157,9 @@ class Calls(Table):
         gone: set[ProcessIdentity] = set()
         for _ in range(MOST_LOOKS):
             with self._database.read() as transaction:
-                rows = _list_open(transaction, wanted)
+                conditions, values = _conditions(transaction, wanted, "open_calls")
+                newest_first = f"{_where(conditions)}ORDER BY started_at DESC, number DESC"
+                rows = _OPEN_CALLS.list(transaction, newest_first, values)
                 ended = _list_ended(transaction, wanted, limit, slowest)
             now_gone = {holder for holder in {call.holder for call in rows} if not is_alive(holder)}
             if now_gone <= gone:  # otherwise a process has ended since, and may have recorded its calls before
@@ -169,9 +171,7 @@ class Calls(Table):
     def count_outdated(self, before: WallTime | None, keep: int) -> int:
         """Return how many calls `forget_outdated` would delete."""
         outdated, values = _outdated(before, keep)
-        with self._database.read() as transaction:
-            found = transaction.execute(f"SELECT count(*) FROM calls WHERE {outdated}", values).fetchone()
-            return int(found[0])
+        return int(self._select(f"SELECT count(*) FROM calls WHERE {outdated}", values)[0][0])
 
     def forget_outdated(self, before: WallTime | None, keep: int) -> int:
         """Delete the calls that began before then, and all but the newest `keep`; 0 is no limit. Return how many."""
@@ -186,21 +186,16 @@ class Calls(Table):
 
     def forget_lost(self, before: WallTime | None, keep: int, is_alive: Callable[[ProcessIdentity], bool]) -> int:
         """Delete calls of processes that are gone: those that began before then, and all but the newest `keep`."""
-        lost = self._list_outdated_lost(before, keep, is_alive)
+        lost = self.list_outdated_lost(before, keep, is_alive)
         for at in range(0, len(lost), AT_ONCE):
             with self._database.write(durable=False) as transaction:
                 transaction.executemany(_FORGET_OPEN, lost[at : at + AT_ONCE])
         return len(lost)
 
-    def count_outdated_lost(
-        self, before: WallTime | None, keep: int, is_alive: Callable[[ProcessIdentity], bool]
-    ) -> int:
-        """Return how many calls `forget_lost` would delete."""
-        return len(self._list_outdated_lost(before, keep, is_alive))
-
-    def _list_outdated_lost(
+    def list_outdated_lost(
         self, before: WallTime | None, keep: int, is_alive: Callable[[ProcessIdentity], bool]
     ) -> Sequence[tuple[ProcessIdentity, int]]:
+        """Return the calls that `forget_lost` would delete."""
         lost = self.look(CallFilter(), 0, is_alive).lost
         return [
             (call.holder, call.number)
@@ -214,11 +209,6 @@ def _insert(transaction: Transaction, mapper: RowMapper[Any], table: str, record
     if rows:
         marks = ", ".join("?" * len(rows[0]))
         transaction.executemany(f"INSERT INTO {table} ({mapper.columns}) VALUES ({marks})", rows)
-
-
-def _list_open(transaction: Transaction, wanted: CallFilter) -> list[OpenCall]:
-    conditions, values = _conditions(transaction, wanted, "open_calls")
-    return _OPEN_CALLS.list(transaction, f"{_where(conditions)}ORDER BY started_at DESC, number DESC", values)
 
 
 def _list_ended(transaction: Transaction, wanted: CallFilter, limit: int, slowest: bool) -> list[LoggedCall]:

@@ -61,7 +61,7 @@ def _send_mail(task: Mapping[str, Any]) -> str | None:
     message.set_content(mail["text"])
     host, port = task["host"], task["port"]
     tls = ssl.create_default_context()
-    # Named, because the name is otherwise looked up, which may take long.
+    # Passed as local_hostname: smtplib would resolve it, which can hang.
     own_name = os.uname().nodename
     try:
         server: smtplib.SMTP

@@ -13,15 +13,11 @@ from ...supervise.environment import config_file
 from .entries import Url, UserEntries, UserNotifyPart
 
 
-def _without_slash(url: str) -> str:
-    return url.rstrip("/")
-
-
 class UserFile(Part):
     """What the user's file says about notifications; other keys are read elsewhere."""
 
     notify: UserEntries = field(default=[])
-    page: Annotated[Url, After(_without_slash)] | None = None
+    page: Annotated[Url, After(lambda url: url.rstrip("/"))] | None = None
     """Where the operators' page is served, for links to a proposal."""
 
     def entries_for(self, event: str) -> list[UserNotifyPart]:
