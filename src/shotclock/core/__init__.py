@@ -1,4 +1,4 @@
 """The pure core: no I/O, no source of time, nothing that can block.
 
-docs/design.md: R4.
+Contract (AGENTS.md): the core is pure.
 """

@@ -1,7 +1,4 @@
-"""Operations, and the catalogue of an App as plain data: enough to list and call its commands without importing it.
-
-docs/design.md: R28.
-"""
+"""Operations, and the catalogue of an App as plain data: enough to list and call its commands without importing it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The envelope: the one answer of every call, exactly five keys.
 
-docs/design.md: R2.
+Contract (AGENTS.md): one envelope.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 All exit codes, HTTP statuses and MCP errors come from here. Apps add codes with a namespace: `ACME_NO_STOCK`.
 
-docs/design.md: R3.
+Contract (AGENTS.md): registered codes only.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A deadline is an instant on the monotonic clock of this boot:
 - the polite stop is sent at the bell, the kill at bell + grace, and never past half the reserve before the
   parent's deadline, so that the child's answer is there before the parent's own bell rings.
 
-docs/design.md: R6, R9.
+Contracts (AGENTS.md): deadlines nest; the answer names the limit.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 They replace `dataclasses`, whose import and method generation double the CPU time of `shotclock exec` (8 ms to 18 ms).
 `__init__` is compiled when the first object of a class is made: most programs use few of the classes.
 
-docs/design.md: R24.
+Contract (AGENTS.md): records, not dataclasses.
 """
 
 from __future__ import annotations

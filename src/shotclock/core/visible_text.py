@@ -20,7 +20,7 @@ another or end before its end. Reasons, titles and an agent's claims about a fil
 
 Secrets are removed by the name of a variable, by their value, and by their place in a URL.
 
-docs/design.md: R48.
+Contract (AGENTS.md): one exact text.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 If the runner is killed its work dies with it and the job is lost. The next identical call answers or resumes it.
 
-docs/design.md: R32.
+Contract (AGENTS.md): a job belongs to a runner from the start.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The limits hold across all processes of this user. A place is a lock in the store. A holder that died, or whose limits
 have long passed, loses it to the next call. A repeat under a key gets the first call's answer instead of running.
 
-docs/design.md: R36.
+Contracts (AGENTS.md): places are in the path of every call; a key's first answer is its answer.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ begin ── preview, if not confirmed ── approval ── job, or idempotenc
 
 Arguments are checked in the worker, and before that for a preview, an approval or a job.
 
-docs/design.md: R31, R38.
+Contracts (AGENTS.md): one way through the stages; SIGTERM hands a job off, SIGINT cancels it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Jobs as their callers see them. Any caller can wait for a job: it shares only the store with the runner.
 
-docs/design.md: R33.
+Contract (AGENTS.md): only the store is between a caller and a runner.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ One thread per inbox, running only while there are waiters, looks at the databas
 once after a change of this process. It also expires proposals. A waiter is registered *before* it reads the proposal,
 so a change committed after its reading is found by a look that finds the waiter registered.
 
-docs/design.md: R42.
+Contract (AGENTS.md): waiting holds only a future.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A token reads `shotclock_ROLE_ID_SECRET`. The id finds it, the secret proves it. Only the hash of the whole is stored;
 it needs no salt, because secrets of 256 bits cannot be tried.
 
-docs/design.md: R43.
+Contract (AGENTS.md): an agent cannot approve its own proposal.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ and connects again, on both sides, when it is next used.
 
 No other code may open and close the file in a process that has a connection: POSIX drops all locks of the process then.
 
-docs/design.md: R34.
+Contracts (AGENTS.md): one short transaction; no connection crosses a fork.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Nothing runs twice under one key. When the process of the first call dies, its p
 unknown, which then answers all repeats; or `drop`, if the operation is idempotent or changes nothing.
 The same key with other arguments is a `Mismatch`, however the first call ended.
 
-docs/design.md: R37.
+Contract (AGENTS.md): a key's first answer is its answer.
 """
 
 from __future__ import annotations

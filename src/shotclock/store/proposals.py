@@ -6,7 +6,7 @@ its end is expired in the same transaction, before any other change.
 
 The requests are in a table of their own: they can be long and never change, so lists and expiry do not touch them.
 
-docs/design.md: R41.
+Contract (AGENTS.md): a decision is compare-and-set.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Retention is how long ended runs, proposals and calls are kept, the deletion of 
 store. Runs that are under way or parked and open proposals are never deleted. The audit trail is kept whole: the
 entries of a deleted proposal stay, with one more for the deletion.
 
-docs/design.md: R51.
+Contract (AGENTS.md): ended work is deleted, unfinished work is not.
 """
 
 from __future__ import annotations
