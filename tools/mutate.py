@@ -42,10 +42,6 @@ class Change(NamedTuple):
     end: int
     text: str
 
-    def describe(self, source: bytes) -> str:
-        before = " ".join(source[self.start : self.end].decode().split())
-        return f"{self.path.relative_to(ROOT / 'src/shotclock')}:{self.line}: {before[:60]!r} -> {self.text[:60]!r}"
-
 
 def changes_of(path: Path) -> list[Change]:
     """Return all possible changes of a module."""
@@ -164,27 +160,29 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--within", type=float, default=60, help="seconds for the tests of one change")
     wanted = parser.parse_args()
-    paths = sorted((ROOT / "src/shotclock" / wanted.room).rglob(f"{wanted.module or '*'}.py"))
-    possible = [change for path in paths for change in changes_of(path)]
-    chosen = random.Random(wanted.seed).sample(possible, min(wanted.count, len(possible)))
     noticed = 0
     with tempfile.TemporaryDirectory(prefix="mutate-") as scratch:
         tree = Path(scratch)
         python = copy_tree(tree)
+        paths = sorted((tree / "src/shotclock" / wanted.room).rglob(f"{wanted.module or '*'}.py"))
+        possible = [change for path in paths for change in changes_of(path)]
+        chosen = random.Random(wanted.seed).sample(possible, min(wanted.count, len(possible)))
         passed, took_s = run_tests(python, tree, wanted.room, wanted.room, wanted.within)
         print(f"without a change: {'passed' if passed else 'too slow' if passed is None else 'FAILED'}, {took_s:.0f} s")
         if passed is False:
             return 1
         for change in chosen:
             source = change.path.read_bytes()
-            changed = tree / change.path.relative_to(ROOT)
-            changed.write_bytes(source[: change.start] + change.text.encode() + source[change.end :])
+            change.path.write_bytes(source[: change.start] + change.text.encode() + source[change.end :])
             module = change.path.stem if change.path.stem != "__init__" else change.path.parent.name
             result, took_s = run_tests(python, tree, wanted.room, module, wanted.within)
-            changed.write_bytes(source)
+            change.path.write_bytes(source)
             is_noticed = result is False or (result is None and passed is True)
             noticed += is_noticed
-            print(f"{'noticed' if is_noticed else 'NOT    '} {took_s:4.0f} s  {change.describe(source)}", flush=True)
+            place = f"{change.path.relative_to(tree / 'src/shotclock')}:{change.line}"
+            before = " ".join(source[change.start : change.end].decode().split())
+            verdict = "noticed" if is_noticed else "NOT    "
+            print(f"{verdict} {took_s:4.0f} s  {place}: {before[:60]!r} -> {change.text[:60]!r}", flush=True)
     print(f"{wanted.room}: {noticed} of {len(chosen)} changes noticed ({len(possible)} possible, seed {wanted.seed})")
     return 0
 

@@ -11,9 +11,12 @@ from shotclock.core.overtime import (
     OvertimeDecision,
     OvertimeError,
     OvertimePolicy,
+    OvertimeRequest,
     Verdict,
+    kept_for_wind_down_ms,
     read_decision,
 )
+from shotclock.core.value_types import replace
 
 ms = st.integers(0, 10**9)
 some_ms = st.integers(1, 10**9)
@@ -114,8 +117,43 @@ def test_a_policy_is_read_as_people_write_it():
         ({"command": "./judge.sh"}, OvertimePolicy(ObserverKind.COMMAND, 60_000, target="./judge.sh")),
         ({"observer": "none"}, OvertimePolicy(ObserverKind.NONE, 60_000)),
         ("none,hard-extends=true", OvertimePolicy(ObserverKind.NONE, 60_000, hard_extends=True)),
+        ({"model": "m"}, OvertimePolicy(ObserverKind.MODEL, 60_000, model={"model": "m"})),
+        ({"deciders": "ann"}, OvertimePolicy(ObserverKind.PROGRESS, 60_000, deciders=("ann",))),
+        ({"deciders": ["ann", "bob"]}, OvertimePolicy(ObserverKind.PROGRESS, 60_000, deciders=("ann", "bob"))),
+        ("2m,max-requests=0,max-per-request=1m", OvertimePolicy(ObserverKind.PROGRESS, 120_000, 0, 60_000)),
     ]:
         assert OvertimePolicy.of(written, 60_000) == expected
+
+
+def test_the_share_the_soft_limit_and_the_time_to_wind_down_follow_from_the_policy():
+    policy = OvertimePolicy(ObserverKind.PROGRESS, 100, 3)
+    others = replace(policy, max_per_request_ms=7), replace(policy, max_requests=0)
+    assert [each.share_ms for each in (policy, *others)] == [34, 7, 100]
+    assert (policy.soft_ms(1000), policy.soft_ms(1), policy.soft_ms(0)) == (750, 1, None)
+    assert replace(policy, observer=ObserverKind.NONE).soft_ms(1000) is None
+    for limits, kept in (((1000, 600, 300), 200), ((1000, 600, 100), 100), ((0, 600, 100), 0), ((500, 600, 100), 0)):
+        assert kept_for_wind_down_ms(*limits) == kept
+
+
+def test_a_grant_that_is_not_made_says_why_and_the_record_of_each_request_is_kept():
+    for policy, ceiling_ms, reason in (
+        (OvertimePolicy(ObserverKind.PROGRESS, 100, 0), None, "no requests are allowed (max_requests)"),
+        (OvertimePolicy(ObserverKind.PROGRESS, 100, 3), 0, "the timeout leaves no room for more"),
+        (OvertimePolicy(ObserverKind.PROGRESS, 10, 3), None, "the budget of 10ms is used up"),
+    ):
+        request = Overtime(policy).settle(OvertimeDecision(50), at_ms=1, took_ms=10, ceiling_ms=ceiling_ms)
+        assert (request.verdict, request.reason, request.granted_ms) == (Verdict.EXHAUSTED, reason, 0)
+    overtime = Overtime(OvertimePolicy(ObserverKind.PROGRESS, 100, 2))
+    assert overtime.settle(OvertimeDecision(60), at_ms=1, took_ms=5, ceiling_ms=None).granted_ms == 60
+    assert overtime.used_ms == 65 and overtime.reduce_last(20, "less").granted_ms == 20 and overtime.used_ms == 25
+    assert overtime.reduce_last(0, "none").verdict is Verdict.EXHAUSTED and overtime.requests_left == 2
+    overtime.note_unanswered(9, "call", 500)
+    assert overtime.used_ms == 100 and overtime.requests_left == 1
+    assert overtime.settle(OvertimeDecision(failed=True), at_ms=2, took_ms=0, ceiling_ms=5).verdict is Verdict.FAILED
+    assert overtime.settle(OvertimeDecision(5), at_ms=2, took_ms=0, ceiling_ms=5).reason == "all 2 requests are used up"
+    gift = OvertimeRequest.by_person("ann", 1, 10, 10)
+    overtime.requests.append(gift)
+    assert overtime.requests_left == 0 and overtime.as_meta()["granted_ms"] == 10 and "is_gift" not in gift.as_meta()
 
 
 def test_a_person_may_take_as_long_as_the_budget():
@@ -142,6 +180,10 @@ def test_a_policy_that_makes_no_sense_is_refused_by_the_key_at_fault():
         ({"max_requests": True}, "max_requests"),
         ({"hard_extends": "yes"}, "hard_extends"),
         ({"deciders": [1]}, "deciders"),
+        ({"deciders": [" "]}, "deciders"),
+        ({"model": 1}, "model"),
+        ({"max_requests": 1001}, "max_requests"),
+        ("progress,2m", "write KEY=VALUE"),
         ([], "write true"),
     ]:
         with pytest.raises(OvertimeError, match=message):

@@ -1,8 +1,10 @@
 """The text of an action: exact, with everything in it to be seen, so that no two actions share an approval."""
 
+import base64
 import json
 import unicodedata
 from typing import Any
+from urllib.parse import quote
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -10,7 +12,17 @@ from hypothesis import strategies as st
 from shotclock.core.json_values import of_json, to_json
 from shotclock.core.proposal import Kind, ProposalRequest, ProposedFile
 from shotclock.core.value_types import replace
-from shotclock.core.visible_text import text_of, visible
+from shotclock.core.visible_text import (
+    HIDDEN,
+    Redaction,
+    hide_credentials,
+    hide_values,
+    is_secret_header,
+    looks_secret,
+    one_line,
+    text_of,
+    visible,
+)
 from shotclock.people.proposal_checks import problems_with
 from tests.rows import row
 
@@ -303,3 +315,35 @@ def test_every_format_control_private_and_unassigned_character_is_marked() -> No
         character = chr(number)
         if unicodedata.category(character)[0] in "CZ" and character not in "\n\t ":
             assert visible(character) == f"<U+{number:04X}>", hex(number)
+
+
+def test_a_secret_is_found_in_every_form_it_is_written_in_and_nothing_else_is_hidden() -> None:
+    secret = 'p\u00e4ss "word/1'
+    redaction = Redaction({"API_TOKEN": secret, "NAME": "visible", "PASSWORD": "tiny"})
+    encoded = base64.encodebytes(f"user:{secret} and more".encode() * 4).decode()
+    in_json = encoded.replace("\n", "\\n")
+    for text in (secret, json.dumps(secret), quote(secret), secret.encode().hex().upper(), encoded, in_json):
+        hidden = redaction.text(text)
+        assert redaction.holds(text) and HIDDEN in hidden and not redaction.holds(hidden), text
+    for text in ("visible", "tiny", encoded[:8]):
+        assert redaction.text(text) == text and not redaction.holds(text)
+    assert redaction.value({secret: [1, f"a {secret} b"]}) == {HIDDEN: [1, f"a {HIDDEN} b"]}
+    assert Redaction({}).value(value := [secret]) is value
+    size = len(secret)
+    for text, whole in (("a? ", 3), (f"a {secret[:4]}", 2), (f"{secret} p", size + 1), (secret + secret[:9], size)):
+        assert redaction.find_unfinished(text) == whole, text
+    key = Redaction({})
+    key.learn_values(["-----BEGIN-----\nfirst line of it\nshort\n-----END-----"])
+    assert key.holds("first line of it") and not key.holds("-----BEGIN-----") and not key.holds("short")
+
+
+def test_names_of_secrets_credentials_in_urls_and_one_line_of_a_text() -> None:
+    names = {"API_TOKEN": True, "my_key": True, "MONKEY": False, "GIT_CONFIG_KEY_0": False, "AUTHOR": False}
+    for name, is_secret in names.items():
+        assert looks_secret(name) is is_secret, name
+    for name, is_secret in (("Authorization", True), ("x-api-key", True), ("Accept", False), ("Keep-Alive", False)):
+        assert is_secret_header(name) is is_secret, name
+    assert hide_credentials("http://me:pw@h/a@b http://h") == "http://***@h/a@b http://h"
+    assert hide_credentials("ssh://git@h ssh://me:pw@h", names_too=False) == "ssh://git@h ssh://***@h"
+    assert hide_values("abcdefg abcde", ["abcde", "abcdefg", "abcd"]) == "*** ***"
+    assert one_line(" a\n b ", 3) == "a b" and one_line("abcd", 3) == "ab\u2026"
