@@ -1,10 +1,11 @@
 """Change a room's source at random places, one at a time, and print which changes its own tests notice.
 
-python tools/mutate.py --room core [--module limits] [--count 20] [--seed 1] [--within 60]
+python tools/mutate.py --room core [--module limits] [--count 20] [--seed 1] [--within 60] [--near]
 
 A change is a comparison turned round, a condition negated, `and` for `or`, `+` for `-`, a number one higher, or a
 return value dropped. Each is made in a copy of the tree, and only the tests in tests/<room> are run on it: first those
-that name the changed module. A change is noticed if they fail, or hang although they pass in time without it.
+that name the changed module, with --near only those. A change is noticed if they fail, or hang although they pass in
+time without it.
 """
 
 from __future__ import annotations
@@ -131,11 +132,15 @@ def copy_tree(to: Path) -> Path:
     return new / "bin" / Path(sys.executable).name
 
 
-def run_tests(python: Path, tree: Path, room: str, module: str, within_s: float) -> tuple[bool | None, float]:
+def run_tests(
+    python: Path, tree: Path, room: str, module: str, within_s: float, near: bool = False
+) -> tuple[bool | None, float]:
     """Run a room's tests. Return whether they passed, None if they took too long, and the seconds."""
     named = re.compile(rf"\b{module}\b")
     tests = sorted((tree / "tests" / room).rglob("test_*.py"))
     files = sorted(tests, key=lambda path: named.search(path.read_text()) is None)
+    if near:
+        files = [path for path in files if named.search(path.read_text())] or files
     options = ["-x", "-q", "-m", "not soak and not alone", "-p", "no:cacheprovider", "--no-header"]
     began = time.monotonic()
     process = subprocess.Popen(
@@ -159,6 +164,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--within", type=float, default=60, help="seconds for the tests of one change")
+    parser.add_argument("--near", action="store_true", help="run only the test files that name the changed module")
     wanted = parser.parse_args()
     noticed = 0
     with tempfile.TemporaryDirectory(prefix="mutate-") as scratch:
@@ -175,7 +181,7 @@ def main() -> int:
             source = change.path.read_bytes()
             change.path.write_bytes(source[: change.start] + change.text.encode() + source[change.end :])
             module = change.path.stem if change.path.stem != "__init__" else change.path.parent.name
-            result, took_s = run_tests(python, tree, wanted.room, module, wanted.within)
+            result, took_s = run_tests(python, tree, wanted.room, module, wanted.within, wanted.near)
             change.path.write_bytes(source)
             is_noticed = result is False or (result is None and passed is True)
             noticed += is_noticed

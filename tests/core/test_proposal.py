@@ -1,10 +1,14 @@
 """A proposal and its transitions, as the store applies them."""
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shotclock.core.errors import Failure
+from shotclock.core.json_values import of_json, to_json
 from shotclock.core.limits import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from shotclock.core.proposal import (
     ActionOutcome,
@@ -173,3 +177,50 @@ def test_the_result_has_what_may_be_acted_upon_and_only_then() -> None:
     assert result_of(answered)["answer"] == "yes" and "answer" not in result_of(proposal(APPROVED))
     assert proposal(REJECTED).summary.notes == "fine" and proposal().summary.notes is None
     assert proposal(APPROVED, file).summary.path == "/f" and proposal().summary.path is None
+
+
+decisions = st.sampled_from([APPROVED, MODIFIED, REJECTED]).map(lambda status: Decision(status, "because"))
+steps = st.one_of(
+    st.tuples(st.just(apply_decision), decisions, st.sampled_from(["ann", "bob"])).map(
+        lambda s: lambda p, now: s[0](p, s[1], s[2], now)
+    ),
+    st.just(lambda p, now: apply_expiry(p)),
+    st.sampled_from(["bot", "somebody"]).map(lambda by: lambda p, now: apply_withdrawal(p, by)),
+    st.integers(1, 10**9).map(lambda ms: lambda p, now: apply_extension(p, ms, "ann")),
+    st.sampled_from([OPERATION.action_hash, "other"]).map(lambda h: lambda p, now: apply_use(p, h, now)),
+)
+
+
+@given(st.lists(steps, max_size=12))
+def test_whatever_is_tried_in_whatever_order_a_proposal_ends_once_and_is_used_once_at_most(tried: list[Any]):
+    current = proposal()
+    ends = uses = 0
+    for number, step in enumerate(tried):
+        now = NOW + number
+        try:
+            following = step(current, now)
+        except Failure:
+            continue
+        if following.status is not current.status:
+            assert current.is_open, "what has ended stays as it ended"
+            ends += 1
+        if following.used_at != current.used_at:
+            assert following.status.allows and current.used_at is None
+            uses += 1
+        if not current.is_open:
+            assert (following.decision, following.decided_by, following.decided_at, following.expires_at) == (
+                current.decision, current.decided_by, current.decided_at, current.expires_at,
+            )  # fmt: skip
+        assert (following.decision is not None) == following.status.is_decided
+        assert (following.ask, following.action_hash, following.asked_by) == (OPERATION, current.action_hash, "bot")
+        current = following
+    assert ends <= 1 and uses <= 1
+    assert json.loads(json.dumps(result_of(current)))["status"] == current.status.value
+
+
+def test_a_request_comes_back_from_json_whole() -> None:
+    file = ProposalRequest(Kind.FILE, "t", file=ProposedFile("/f", "a: 1\n", "a: 0\n"), choices=("a",))
+    for ask in (OPERATION, replace(file, policy=Policy(5000, 100, "reject", ("ann", "bob"), True))):
+        back = of_json(ProposalRequest, json.loads(json.dumps(to_json(ask))))
+        assert back == ask and back.action_hash == ask.action_hash
+    assert ProposalRequest(Kind.QUESTION, "Drop  the\ntable").confirmation == "Drop the table"
