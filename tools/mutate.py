@@ -132,14 +132,12 @@ def copy_tree(to: Path) -> Path:
     return new / "bin" / Path(sys.executable).name
 
 
-def run_tests(
-    python: Path, tree: Path, room: str, module: str, within_s: float, near: bool = False
-) -> tuple[bool | None, float]:
+def run_tests(python: Path, tree: Path, module: str, wanted: argparse.Namespace) -> tuple[bool | None, float]:
     """Run a room's tests. Return whether they passed, None if they took too long, and the seconds."""
     named = re.compile(rf"\b{module}\b")
-    tests = sorted((tree / "tests" / room).rglob("test_*.py"))
+    tests = sorted((tree / "tests" / wanted.room).rglob("test_*.py"))
     files = sorted(tests, key=lambda path: named.search(path.read_text()) is None)
-    if near:
+    if wanted.near:
         files = [path for path in files if named.search(path.read_text())] or files
     options = ["-x", "-q", "-m", "not soak and not alone", "-p", "no:cacheprovider", "--no-header"]
     began = time.monotonic()
@@ -148,7 +146,7 @@ def run_tests(
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        passed: bool | None = process.wait(within_s) == 0
+        passed: bool | None = process.wait(wanted.within) == 0
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -173,7 +171,7 @@ def main() -> int:
         paths = sorted((tree / "src/shotclock" / wanted.room).rglob(f"{wanted.module or '*'}.py"))
         possible = [change for path in paths for change in changes_of(path)]
         chosen = random.Random(wanted.seed).sample(possible, min(wanted.count, len(possible)))
-        passed, took_s = run_tests(python, tree, wanted.room, wanted.room, wanted.within)
+        passed, took_s = run_tests(python, tree, wanted.room, wanted)
         print(f"without a change: {'passed' if passed else 'too slow' if passed is None else 'FAILED'}, {took_s:.0f} s")
         if passed is False:
             return 1
@@ -181,7 +179,7 @@ def main() -> int:
             source = change.path.read_bytes()
             change.path.write_bytes(source[: change.start] + change.text.encode() + source[change.end :])
             module = change.path.stem if change.path.stem != "__init__" else change.path.parent.name
-            result, took_s = run_tests(python, tree, wanted.room, module, wanted.within, wanted.near)
+            result, took_s = run_tests(python, tree, module, wanted)
             change.path.write_bytes(source)
             is_noticed = result is False or (result is None and passed is True)
             noticed += is_noticed

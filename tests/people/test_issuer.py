@@ -21,7 +21,7 @@ from shotclock.net.http import Names
 from shotclock.people import issuer as issuer_module
 from shotclock.people.authorisation import Authorisation, read_authorisation
 from shotclock.people.issuer import Issuer, metadata_urls
-from tests.apps.web.issuing import LONGEST_HANG_S, RSA_KEY, TestIssuer, issuing
+from tests.people.issuing import LONGEST_HANG_S, RSA_KEY, TestIssuer, issuing
 
 HERE = "http://127.0.0.1:8000/mcp"
 METADATA = "/.well-known/oauth-authorization-server"
