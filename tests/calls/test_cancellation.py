@@ -15,7 +15,6 @@ from shotclock.calls import supervised_commands as command_runner
 from shotclock.calls.call import Call, Outcome, admit
 from shotclock.calls.supervised_commands import run_shielded
 from shotclock.supervise import spans
-from shotclock.supervise.command_task import CommandReport
 from tests.calls.bounds import run, soon
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
@@ -126,8 +125,8 @@ def test_a_command_that_ended_by_itself_as_its_caller_was_cancelled_keeps_its_en
         async with Runtime() as runtime:
             call, task = begin(runtime, ["echo", "whole"])
 
-            def end_and_cancel(self: command_runner.RunningCommand, report: CommandReport) -> None:
-                end(self, report)
+            def end_and_cancel(self: command_runner.RunningCommand) -> None:
+                end(self)
                 task.cancel()
 
             monkeypatch.setattr(command_runner.RunningCommand, "end", end_and_cancel)

@@ -10,9 +10,10 @@ import psutil
 import pytest
 
 from shotclock import Clocks, Envelope, Runtime
-from shotclock.calls.supervised_commands import MOST_SPARE, RunningCommand
+from shotclock.calls.supervised_commands import RunningCommand
 from shotclock.supervise import ipc, kill
-from shotclock.supervise.command_task import CommandTask, Order
+from shotclock.supervise.client import MOST_SPARE
+from shotclock.supervise.command_task import Order
 from tests.calls import work
 from tests.calls.bounds import run, soon
 
@@ -50,8 +51,8 @@ def test_one_after_another_they_have_the_same_supervisor_and_at_once_they_have_n
 
 
 def test_a_late_request_for_output_of_the_first_does_not_call_off_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def send_with_request(running: RunningCommand, task: CommandTask) -> None:
-        running.control.send(ipc.frame((task.pack(),)) + ipc.frame((Order.MORE,)))
+    async def send_with_request(running: RunningCommand) -> None:
+        running.control.send(ipc.frame((running.client.task.pack(),)) + ipc.frame((Order.MORE,)))
 
     async def scenario() -> None:
         async with Runtime() as runtime:

@@ -25,6 +25,7 @@ from ..core.errors import Ending, Failure, shown_failure
 from ..core.limits import NS_PER_MS, ClockKind, Clocks
 from ..core.value_types import as_dict, record
 from ..supervise import spans
+from ..supervise.client import REPORT_LIMIT_MS
 from ..supervise.clock import monotonic_ns
 from ..supervise.kill import VERIFY_LIMIT_MS
 from ..worker import messages
@@ -58,7 +59,7 @@ from .outcomes import (
     worker_outcome,
 )
 from .preloaded_zygote import address_of
-from .supervised_commands import REPORT_MARGIN_MS, run_shielded
+from .supervised_commands import run_shielded
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -624,4 +625,4 @@ class ProcessCall(HandlerWork):
             self._pool.leave_queue(self)
             self.resolve(Outcome(Ending.NOT_STARTED))
         waits_ms = MOST_WAITS * SHORTEST_GRACE_NS // NS_PER_MS
-        return 2 * self.call.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS + waits_ms
+        return 2 * self.call.bound.grace_ms + REPORT_LIMIT_MS + waits_ms

@@ -20,8 +20,9 @@ from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure
 from ..core.limits import ClockKind, Clocks
 from ..supervise import ipc
+from ..supervise.client import SupervisorClient
 from ..supervise.clock import monotonic_ns
-from ..supervise.command_task import CommandReport, News, Order
+from ..supervise.command_task import CommandReport, CommandTask, News, Order
 from ..supervise.kernel import DeadlineTimer
 from ..supervise.zygote import WORKER, kill_what_lost_its_supervisor
 from ..worker import messages
@@ -67,7 +68,7 @@ from .outcomes import (
     replaced_warning,
     worker_outcome,
 )
-from .supervised_commands import Patience
+from .supervised_commands import ClientTimer
 
 if TYPE_CHECKING:
     from .executor import WorkerPool
@@ -118,7 +119,7 @@ class Worker:
         """The Apps whose lifespan was open in it."""
         self.states_closed: asyncio.Future[None] = self._loop.create_future()
         self.is_closing_states: bool = False
-        self._patience: Patience | None = None
+        self._ending: ClientTimer | None = None
         self._further: dict[int, asyncio.Task[None]] = {}
         self._outbox = bytearray()
         self.grace_ms: int = 0
@@ -436,12 +437,10 @@ class Worker:
         """Have its supervisor stop or kill it. The wait is bounded: a stopped or broken supervisor sends no report."""
         if self._ordered is None or why == CLOSING:  # its supervisor may end with us, whatever the first reason
             self._ordered = why
-        self._order(order, why)
-        former = self._patience
-        self._patience = Patience(self._loop, self._supervisor, grace_ms, partial(self.end, None))
-        if former is not None:
-            self._patience.ends_at = min(self._patience.ends_at, former.ends_at)
-            former.cancel()
+        if self._ending is None:
+            client = SupervisorClient(CommandTask([], {}, grace_ms=grace_ms), self._supervisor)
+            self._ending = ClientTimer(self._loop, client, self._order, partial(self.end, None))
+        self._ending.order(order, why)
 
     # --- the end ------------------------------------------------------------------------------------------
 
@@ -450,8 +449,8 @@ class Worker:
         if self.gone.done():
             return
         self.is_ending = True
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._ending is not None:
+            self._ending.cancel()
         self.read_what_is_there()
         for further in list(self._further.values()):
             further.cancel()

@@ -12,26 +12,22 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..core.errors import Ending
-from ..core.limits import ClockKind
 from ..supervise import foreground, ipc, kernel
+from ..supervise.client import LAST_WORD_MS, REPORT_LIMIT_MS, Fate, Spares, SupervisorClient
 from ..supervise.clock import monotonic_ns
 from ..supervise.command_task import CommandReport, CommandTask, News, Order
-from ..supervise.kill import VERIFY_LIMIT_MS, signal_process
-from ..supervise.supervisor import LATE_BELL_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, SUPERVISOR_NAME
+from ..supervise.kill import signal_process
+from ..supervise.supervisor import SUPERVISOR_NAME
 from ..supervise.zygote import COMMAND, kill_what_lost_its_supervisor
 from ..worker.context import Survivors, run_beside
 from .call import Call, Work, WorkView
-from .control import Observe, enter, leave, start_control
+from .control import LONGEST_DELAY_S, Observe, enter, leave, start_control
 
-# Past the kill and its verification; a supervisor without a report is then broken or stopped.
-REPORT_MARGIN_MS = 2_000
-START_MARGIN_MS = 250  # past the timeout; a supervisor without a started command then hangs, as on a dead network mount
 # Between two attempts to reach a busy zygote, which forks in about a millisecond.
 BEHIND_PAUSE_S = 0.005
 CALL_OFF_S = 0.5  # how long to wait for a cancelled command that was not reported as started
 # How long closing waits for the commands it kills: a kill and its verification.
 STOP_ALL_S = 3.0
-MOST_SPARE = 8  # each is a small process; more than these rarely run at once for long
 
 SHOW_PAUSE_S = 0.1  # between two pieces of output that are shown: a flood costs the caller little
 
@@ -41,37 +37,50 @@ OnOutput = Callable[[Sequence[tuple[int, bytes]], Sequence[int]], None]
 """Takes pieces of output with their stream, 1 or 2, and the bytes of each stream that were left out before them."""
 
 
-class Patience:
-    """Bounded wait for a supervisor to end its work. A stopped one is continued, and killed if it stays silent.
-    Its zygote then kills the processes it guarded."""
+class ClientTimer:
+    """The client of a supervisor on an event loop: it gets the time, and its orders are sent."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, supervisor: int, grace_ms: int, on_end: Callable[[], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: SupervisorClient,
+        send: Callable[..., None],
+        on_end: Callable[[], None],
     ) -> None:
+        self.client = client
         self._loop = loop
-        self._supervisor = supervisor
+        self._send = send
         self._on_end = on_end
-        self.ends_at: float = loop.time() + stop_limit_s(grace_ms)
-        self._silent_at = loop.time() + (grace_ms + SILENT_LIMIT_MS) / 1000
-        self._timer = loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
-        signal_supervisor(supervisor, signal.SIGCONT)
+        self._timer: asyncio.TimerHandle | None = None
+        self.update()
+
+    def order(self, kind: str, *details: object, report_within_ms: int = REPORT_LIMIT_MS) -> None:
+        self.client.order(monotonic_ns(), kind, *details, report_within_ms=report_within_ms)
+        self.update()
+
+    def update(self) -> None:
+        """Send the client's orders, and wait for its next instant or report its end."""
+        for order in self.client.take_orders():
+            self._send(*order)
+        self.cancel()
+        if self.client.fate is not None:
+            self._on_end()
+        elif (at_ns := self.client.next_ns) is not None:
+            delay_s = min(LONGEST_DELAY_S, max(0, at_ns - monotonic_ns()) / 1e9)
+            self._timer = self._loop.call_later(delay_s, self._tick)
 
     def cancel(self) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _look(self) -> None:
-        now = self._loop.time()
-        if now >= self.ends_at:
-            signal_supervisor(self._supervisor, signal.SIGKILL)
-            self._on_end()
-            return
-        if kernel.is_stopped(self._supervisor):
-            signal_supervisor(self._supervisor, signal.SIGCONT if now < self._silent_at else signal.SIGKILL)
-        self._timer = self._loop.call_later(LOOK_PAUSE_MS / 1000, self._look)
-
-
-def stop_limit_s(grace_ms: int) -> float:
-    return (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+    def _tick(self) -> None:
+        client, now_ns = self.client, monotonic_ns()
+        if client.tick(now_ns, is_stopped=client.is_look_due(now_ns) and kernel.is_stopped(client.pid)):
+            signal_supervisor(client.pid, signal.SIGCONT)
+        elif client.fate is Fate.LOST:
+            signal_supervisor(client.pid, signal.SIGKILL)  # then its zygote kills the processes that it guarded
+        self.update()
 
 
 def signal_supervisor(pid: int, number: int) -> None:
@@ -85,12 +94,12 @@ class TaskNotSent(OSError):
 
 
 class RunningCommand:
-    def __init__(self, control: socket.socket | ipc.Socket) -> None:
+    """A supervisor on an event loop, with the command that it runs."""
+
+    def __init__(self, control: socket.socket | ipc.Socket, client: SupervisorClient) -> None:
         control.setblocking(False)
         self.control = control
-        self.lost: bool = False
-        self.pid: int = 0  # the pid of a supervisor that can be used again
-        self.supervisor: int = 0
+        self.is_broken: bool = False
         self._inbox = ipc.MessageReader(control)
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.looking: list[asyncio.Future[WorkView]] = []
@@ -98,18 +107,21 @@ class RunningCommand:
         self.on_input_wanted: Callable[[dict[str, object]], None] = lambda wanted: None
         self.on_output: OnOutput | None = None
         self._asking: asyncio.TimerHandle | None = None
-        self.begin()
+        self._begin(client)
         self.loop.add_reader(control, self._receive)
 
-    def begin(self) -> None:
-        self.started: bool = False
-        self.ordered: bool = False
-        self.stopped: str | None = None  # why it was ordered to end, if the supervisor cannot report it
-        self._waiting_orders: list[tuple[Any, ...]] = []
-        self.ended: asyncio.Future[CommandReport] = self.loop.create_future()
+    def _begin(self, client: SupervisorClient) -> None:
+        self.client = client
+        self.ended: asyncio.Future[None] = self.loop.create_future()
+        """Done when the client knows the fate of the supervisor."""
+        self._timer = ClientTimer(self.loop, client, self._send, self.end)
 
-    async def send_task(self, task: CommandTask) -> None:
-        frame = ipc.frame((task.pack(),))
+    def begin(self, task: CommandTask) -> None:
+        """Take another command."""
+        self._begin(SupervisorClient(task, self.client.pid, starts_itself=True))
+
+    async def send_task(self) -> None:
+        frame = ipc.frame((self.client.task.pack(),))
         try:
             sent = self.control.send(frame)
             if sent < len(frame):
@@ -120,20 +132,20 @@ class RunningCommand:
                 raise TaskNotSent(*error.args) from error
             raise
 
-    def order(self, order: str, *details: object) -> None:
-        self.ordered = True
-        if order in (Order.STOP, Order.KILL):
-            self.stopped = self.stopped or str(details[0])
-        with contextlib.suppress(ipc.Broken, BlockingIOError):
-            ipc.send(self.control, (order, *details))
-        signal_supervisor(self.supervisor, signal.SIGCONT)
+    def order(self, kind: str, *details: object, report_within_ms: int = REPORT_LIMIT_MS) -> None:
+        self._timer.order(kind, *details, report_within_ms=report_within_ms)
 
-    def order_once_started(self, *order: Any) -> None:
-        """Send an order about a running command. A supervisor that gets one before the start would not start it."""
-        if self.started:
-            self.order(*order)
-        else:
-            self._waiting_orders.append(order)
+    def order_once_started(self, *order: object) -> None:
+        self.client.order_once_started(monotonic_ns(), *order)
+        self._timer.update()
+
+    def move_bell(self, bell_ns: int, kill_ns: int) -> None:
+        self.client.move_bell(monotonic_ns(), bell_ns, kill_ns)
+        self._timer.update()
+
+    def _send(self, *message: object) -> None:
+        with contextlib.suppress(ipc.Broken, BlockingIOError):
+            ipc.send(self.control, message)
 
     def show_to(self, on_output: OnOutput | None) -> None:
         """Pass the output on while the command runs; None: no longer."""
@@ -145,52 +157,26 @@ class RunningCommand:
     def _ask_for_more(self) -> None:
         self._asking = None
         if not self.ended.done():  # not an order: it changes nothing for the command after this one
-            with contextlib.suppress(ipc.Broken, BlockingIOError):
-                ipc.send(self.control, (Order.MORE,))
+            self._send(Order.MORE)
+
+    @property
+    def is_reusable(self) -> bool:
+        return self.client.is_reusable and not self.is_broken
 
     def close(self) -> None:
         """Close the socket. The supervisor then kills the rest."""
         self.show_to(None)
+        self._timer.cancel()
         self.loop.remove_reader(self.control)
         self.loop.remove_writer(self.control)  # its number may soon belong to another file
         self.control.close()
 
-    def watch(self, task: CommandTask) -> list[asyncio.TimerHandle | Patience]:
-        alarms: list[asyncio.TimerHandle | Patience] = []
-
-        def call_at(at_ns: int, late_ms: int, action: Callable[[], None]) -> None:
-            delay_s = (at_ns - monotonic_ns()) / 1e9 + late_ms / 1000
-            alarms.append(self.loop.call_later(max(0.0, delay_s), action))
-
-        def lose_patience() -> None:
-            alarms.append(Patience(self.loop, self.supervisor if self.started else 0, 0, self.give_up))
-
-        if task.kill_ns is not None:
-            call_at(task.kill_ns, 0, lose_patience)
-        if task.bell_ns is not None:
-            call_at(task.bell_ns, LATE_BELL_MS, self._continue_supervisor)
-        if task.bell_ns is not None and self.pid:
-            call_at(task.bell_ns, START_MARGIN_MS, partial(self._give_up_starting, task))
-        return alarms
-
-    def _continue_supervisor(self) -> None:
-        """Continue a supervisor that was stopped before the timeout. One that has not begun must not begin now."""
-        if self.started:
-            signal_supervisor(self.supervisor, signal.SIGCONT)
-
-    def _give_up_starting(self, task: CommandTask) -> None:
-        """Give up, at the timeout, a command whose start was not reported. The zygote kills its processes."""
-        if self.pid and not self.started and not self.ended.done():
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
-            self.end(CommandReport(fired=ClockKind.TIMEOUT.value, elapsed_ns=monotonic_ns() - task.started_ns))
-
     def give_up(self) -> None:
-        self.lost = True
-        self.end(CommandReport(lost=True, stopped=self.stopped))
+        self.client.give_up()
+        self._timer.update()
 
-    def end(self, report: CommandReport) -> None:
-        _set_result(self.ended, report)
+    def end(self) -> None:
+        _set_result(self.ended, None)
 
     def _receive(self) -> None:
         try:
@@ -199,23 +185,17 @@ class RunningCommand:
             return
         except ipc.Broken as broken:
             self.loop.remove_reader(self.control)
-            # Unread data in the supervisor's socket is the task only if nothing else was sent and it did not start.
-            is_unread = isinstance(broken.__cause__, ConnectionResetError) and not self.started and not self.ordered
-            if is_unread and not self.ended.done():
-                self.ended.set_exception(TaskNotSent("killed before it read the task"))
-                self.ended.exception()  # a cancelled caller does not retrieve it
-            self.give_up()
+            self.is_broken = True
+            self.client.end_of_socket(is_task_unread=isinstance(broken.__cause__, ConnectionResetError))
+            self._timer.update()
             return
         for message in messages:
-            self._take(message)
+            self.client.receive(monotonic_ns(), message)
+            self._handle(message)
+        self._timer.update()
 
-    def _take(self, message: ipc.Message) -> None:
+    def _handle(self, message: ipc.Message) -> None:
         match message:
-            case (News.STARTED, _, supervisor):
-                self.started, self.supervisor = True, supervisor
-                orders, self._waiting_orders = self._waiting_orders, []
-                for order in orders:
-                    self.order(*order)
             case (News.LOOKED, stdout, stderr, written):
                 view = WorkView(stdout.decode(errors="replace"), stderr.decode(errors="replace"), written)
                 for looking in self.looking:
@@ -231,10 +211,6 @@ class RunningCommand:
                 self.on_suspended()
             case (News.INPUT_WANTED, wanted):
                 self.on_input_wanted(wanted)
-            case (News.ENDED, packed):
-                report = CommandReport.unpack(packed)
-                self.pid = self.supervisor = report.spare_pid
-                self.end(report)
 
 
 class CommandWork(Work):
@@ -242,18 +218,18 @@ class CommandWork(Work):
 
     has_grace = True
 
-    def __init__(self, running: RunningCommand, task: CommandTask, call: Call) -> None:
-        self._running, self._task, self._call = running, task, call
+    def __init__(self, running: RunningCommand, call: Call) -> None:
+        self._running, self._call = running, call
         self.report: CommandReport | None = None
         """Of a cancelled command."""
-        self.alarms: list[asyncio.TimerHandle | Patience] = running.watch(task)
-        if call.bound.bell is not None and call.bound.bell.at_ns != task.bell_ns:  # extended since it was sent
+        # Extended since the task was made.
+        if call.bound.bell is not None and call.bound.bell.at_ns != running.client.task.bell_ns:
             self.move_bell()
         if call.winding_down is not None:
             self.wind_down(call.winding_down.until_ns)
 
     def wind_down(self, until_ns: int) -> None:
-        if self._call.bound.grace_ms < self._task.grace_ms:
+        if self._call.bound.grace_ms < self._running.client.task.grace_ms:
             self._running.order_once_started(Order.GRACE, self._call.bound.grace_ms)
         self._running.order_once_started(Order.WIND_DOWN, until_ns)
 
@@ -264,23 +240,16 @@ class CommandWork(Work):
         bound = self._call.bound
         if self._running.ended.done() or bound.bell is None or bound.kill_ns is None:
             return False
-        self._task.bell_ns, self._task.kill_ns = bound.bell.at_ns, bound.kill_ns
-        self._running.order_once_started(Order.BELL, bound.bell.at_ns, bound.kill_ns)
-        self.cancel_alarms()
-        self.alarms = self._running.watch(self._task)
+        self._running.move_bell(bound.bell.at_ns, bound.kill_ns)
         return True
 
     async def look(self) -> WorkView:
-        if not self._running.started:
+        if not self._running.client.has_started:
             return WorkView(has_begun=False)
         looking: asyncio.Future[WorkView] = self._running.loop.create_future()
         self._running.looking.append(looking)
         self._running.order(Order.LOOK)
         return await looking  # bounded by the caller
-
-    def cancel_alarms(self) -> None:
-        for alarm in self.alarms:
-            alarm.cancel()
 
 
 class Supervisors:
@@ -289,13 +258,13 @@ class Supervisors:
     def __init__(self, request_fork: RequestFork) -> None:
         self._request_fork = request_fork
         self.running: set[RunningCommand] = set()
-        self._spare: list[RunningCommand] = []
+        self._spare: Spares[RunningCommand] = Spares()
         self._closing = False
 
     async def run(self, task: CommandTask, call: Call, on_output: OnOutput | None = None) -> CommandReport:
         """Run the command of a call to its end. A cancellation stops it first, and leaves the report in its work."""
         task.shows_output = on_output is not None
-        for _ in range(len(self._spare) + 1):
+        for _ in range(len(self._spare.list()) + 1):
             with contextlib.suppress(TaskNotSent):  # the supervisor or its zygote was killed; nothing began
                 return await self._run_once(task, call, on_output)
         return await self._run_once(task, call, on_output)
@@ -308,9 +277,9 @@ class Supervisors:
         except BaseException:
             control.close()
             raise
-        running = RunningCommand(control)
+        running = RunningCommand(control, SupervisorClient(task))
         running.show_to(on_output)
-        await running.send_task(task)
+        await running.send_task()
         return running
 
     async def stop_all(self) -> None:
@@ -328,25 +297,26 @@ class Supervisors:
             running.order(Order.KILL, "closing")
 
     def dismiss(self) -> None:
-        while self._spare:
-            self._spare.pop().close()
+        while (spare := self._spare.take()) is not None:
+            spare.close()
 
     async def _run_once(self, task: CommandTask, call: Call, on_output: OnOutput | None) -> CommandReport:
         running = self._take_spare()
         if running is None:
             running = await self.begin(task, [], on_output)
         else:
+            running.begin(task)
             running.show_to(on_output)
-            await running.send_task(task)
+            await running.send_task()
         self.register(running)
-        work = CommandWork(running, task, call)
+        work = CommandWork(running, call)
         call.work = work
         call.cancellation.ending = Ending.ABANDONED  # until its end is seen
-        ending = asyncio.ensure_future(_wait_for_end(running, task))
+        ending = asyncio.ensure_future(_wait_for_end(running))
         try:
             return await asyncio.shield(ending)
         except asyncio.CancelledError:
-            await run_shielded(_stop(running, task, ending))
+            await run_shielded(_stop(running, ending))
             if ending.done() and ending.exception() is None:
                 work.report = ending.result()
             elif ending.done():
@@ -354,27 +324,16 @@ class Supervisors:
             raise
         finally:
             ending.cancel()
-            work.cancel_alarms()
             running.show_to(None)
             self.running.discard(running)
-            self._give_back(running)
+            self._spare.give_back(running)
 
     def _take_spare(self) -> RunningCommand | None:
-        while self._spare:
-            running = self._spare.pop()
-            if not running.lost:
-                running.begin()
+        while (running := self._spare.take()) is not None:
+            if not running.is_broken:
                 return running
             running.close()
         return None
-
-    def _give_back(self, running: RunningCommand) -> None:
-        # A supervisor that was sent an order is not reused: a late order would apply to its next command.
-        can_be_used = running.pid and running.ended.done() and not running.ordered and not running.lost
-        if can_be_used and len(self._spare) < MOST_SPARE:
-            self._spare.append(running)
-        else:
-            running.close()
 
     async def _request(self, fds: list[int], task: CommandTask) -> None:
         while True:
@@ -387,29 +346,26 @@ class Supervisors:
                 await asyncio.sleep(BEHIND_PAUSE_S)
 
 
-async def _wait_for_end(running: RunningCommand, task: CommandTask) -> CommandReport:
-    """Return the report of a supervisor, or what a look for its processes has found if it was killed."""
-    report = await running.ended  # bounded by the alarms of the work
-    if report.lost:
-        looked: asyncio.Future[Survivors] = running.loop.create_future()
-        look = partial(kill_what_lost_its_supervisor, running.supervisor)
-        run_beside(running.loop, look, partial(_set_result, looked))
-        report.survivors = list(await looked)
-        now_ns = monotonic_ns()
-        if task.bell_ns is not None and now_ns >= task.bell_ns:
-            report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
-    return report
+async def _wait_for_end(running: RunningCommand) -> CommandReport:
+    """Return the report of a supervisor, or the result of the search for its processes if it was lost."""
+    await running.ended  # bounded by the client's own limits
+    client = running.client
+    if client.fate is Fate.UNSENT:
+        raise TaskNotSent("killed before it read the task")
+    if client.report is not None:
+        return client.report
+    looked: asyncio.Future[Survivors] = running.loop.create_future()
+    run_beside(running.loop, partial(kill_what_lost_its_supervisor, client.pid), partial(_set_result, looked))
+    return client.replace_report(monotonic_ns(), list(await looked))
 
 
-async def _stop(running: RunningCommand, task: CommandTask, ending: asyncio.Future[CommandReport]) -> None:
+async def _stop(running: RunningCommand, ending: asyncio.Future[CommandReport]) -> None:
     """Stop a command. One that has not started is called off by the order, and then there is no end to wait for."""
     running.order(Order.STOP, "cancelled")
-    if not running.supervisor:
+    if not running.client.pid:
         await asyncio.wait([ending], timeout=CALL_OFF_S)
-    if running.supervisor or running.ended.done():
-        patience = Patience(running.loop, running.supervisor, task.grace_ms, running.give_up)
-        await asyncio.wait([ending])  # bounded by the patience
-        patience.cancel()
+    if running.client.pid or running.ended.done():
+        await asyncio.wait([ending])  # bounded by the client's own limits
 
 
 async def run_shielded(waiting: Coroutine[Any, Any, object]) -> None:
@@ -447,15 +403,11 @@ async def run_in_foreground(
     started = foreground.start(task, signals)
     if isinstance(started, CommandReport):
         return started
-    supervisor, control = started
-    running = RunningCommand(control)
-    running.supervisor = supervisor
+    running = RunningCommand(started.control, started.client)
 
     def pass_signals_on() -> None:
         while (order := signals.next_order()) is not None:
-            running.order(*order)
-            if order[0] == Order.KILL:
-                running.loop.call_later(foreground.LAST_WORD_MS / 1000, running.give_up)
+            running.order(*order, report_within_ms=LAST_WORD_MS)
 
     def suspend() -> None:
         signals.suspend()
@@ -464,17 +416,15 @@ async def run_in_foreground(
     running.on_suspended = suspend
     running.loop.add_reader(signals.fd, pass_signals_on)
     enter(call)
-    work = CommandWork(running, task, call)
-    call.work = work
+    call.work = CommandWork(running, call)
     start_control(call, observe)
     try:
-        report = await running.ended  # bounded by the alarms of the work
+        await running.ended  # bounded by the client's own limits
     finally:
         leave(call)
-        work.cancel_alarms()
         running.loop.remove_reader(signals.fd)
         running.close()
-    return foreground.finish(supervisor, task, signals, None if report.lost else report)
+    return foreground.finish(running.client, signals)
 
 
 LEAVE_LIMIT_S = 0.5  # a process that has not exited this long after its stdin ended is sent TERM
@@ -491,7 +441,7 @@ class InteractiveProcess:
         self.task = task
         self._stdin, self._stdout = stdin, stdout
         self._waits: set[asyncio.Future[None]] = set()
-        self.ended: asyncio.Task[CommandReport] = asyncio.ensure_future(_wait_for_end(running, task))
+        self.ended: asyncio.Task[CommandReport] = asyncio.ensure_future(_wait_for_end(running))
         for fd in (stdin, stdout):
             if fd >= 0:
                 os.set_blocking(fd, False)
@@ -546,23 +496,16 @@ class InteractiveProcess:
         """Stop the process with all it started: TERM, grace, KILL."""
         self._running.order(Order.GRACE, grace_ms)
         self._running.order(Order.STOP, why)
-        await asyncio.wait([self.ended], timeout=stop_limit_s(grace_ms))
-        self._running.give_up()
-        await asyncio.wait([self.ended])  # bounded by the look for its processes
+        await asyncio.wait([self.ended])  # bounded by the client's own limits
 
     @contextlib.contextmanager
     def watched(self, on_input_wanted: Callable[[dict[str, object]], None]) -> Iterator[None]:
-        """Hold the limits of the command here as well, in case its supervisor does not, and pass its waits on."""
+        """Pass the waits of the command for input on."""
         self._running.on_input_wanted = on_input_wanted
-        alarms = self._running.watch(self.task)
-        try:
-            yield
-        finally:
-            for alarm in alarms:
-                alarm.cancel()
+        yield
 
     def move_bell(self, bell_ns: int, kill_ns: int) -> None:
-        self._running.order_once_started(Order.BELL, bell_ns, kill_ns)
+        self._running.move_bell(bell_ns, kill_ns)
 
     def end_stdin(self) -> None:
         if self._stdin >= 0:
@@ -624,7 +567,7 @@ async def _end(opened: InteractiveProcess, *, politely: bool) -> None:
         await asyncio.shield(closing)
     except asyncio.CancelledError:
         opened._running.order(Order.KILL, "closed")
-        await run_shielded(asyncio.wait([closing], timeout=stop_limit_s(0)))
+        await run_shielded(asyncio.wait([closing], timeout=REPORT_LIMIT_MS / 1000))
         raise
 
 

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import select
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,9 +41,8 @@ from ..supervise.command_task import (
     takes_more,
 )
 from ..supervise.environment import without_questions
-from ..supervise.foreground import OWNER_GONE, OWNER_GRACE_MS, REPORT_MARGIN_MS, TerminalSignals
+from ..supervise.foreground import OWNER_GONE, PolledSupervisor, TerminalSignals
 from ..supervise.kernel import this_process
-from ..supervise.kill import VERIFY_LIMIT_MS, signal_process
 from ..supervise.owner import OwnerWatch
 from ..supervise.runners import runners_folder, withdraw
 from ..supervise.supervisor import FLUSH_LIMIT_MS
@@ -131,7 +129,6 @@ class CommandRun:
         self._line_watch = LineWatch(self._sign.output) if self._sign.output is not None else None
         self._owner: OwnerWatch | None = None
         self._streams: list[_Stream] = []
-        self._give_up_ns: int | None = None
         self._look_ns = self._beat_ns = monotonic_ns()
         self._ready_ns = call.started_ns + spec.ready_within_ms * NS_PER_MS if self._sign.is_asked else None
         self._over_ns: int | None = None
@@ -151,14 +148,13 @@ class CommandRun:
             os.dup2(log_file, number)
         if isinstance(started, CommandReport):
             return self._judge(task, started)
-        supervisor, control = started
         if (owner := spec.owner_process) is not None:
             self._owner = OwnerWatch(owner)
-        with contextlib.closing(control):
-            report = self._watch(task, control, signals, supervisor)
+        with contextlib.closing(started):
+            self._watch(started, signals)
         if self._probe is not None:
             self._probe.give_up()
-        report = foreground.finish(supervisor, task, signals, report)
+        report = foreground.finish(started.client, signals)
         self._flush(report)
         if spec.captures:
             task.output = Output.CAPTURE.name
@@ -197,42 +193,25 @@ class CommandRun:
                 _Stream(read_end, log, capture, relays=self._spec.budget_ms is not None and capture is None)
             )
 
-    def _watch(
-        self, task: CommandTask, control: ipc.Socket, signals: TerminalSignals, supervisor: int
-    ) -> CommandReport | None:
-        """Return the supervisor's report; None if it was killed or is silent for too long."""
-        inbox = ipc.MessageReader(control)
-        if task.kill_ns is not None:
-            self._give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
-        while self._give_up_ns is None or monotonic_ns() < self._give_up_ns:
+    def _watch(self, supervisor: PolledSupervisor, signals: TerminalSignals) -> None:
+        """Wait for the end of the command, or of its supervisor."""
+        while supervisor.client.fate is None:
             while (order := signals.next_order()) is not None:
                 if order[0] in (Order.STOP, Order.KILL):
-                    self._stop(control, order[0], order[1])
-            self._keep_time(control, supervisor)
-            ready = self._poll(control.fileno(), signals.fd)
+                    self._stop(supervisor, order[0], order[1])
+            self._keep_time(supervisor)
+            wait_ms = supervisor.wait_ms(self._look_ns, self._ready_ns, None if self._is_stopping else self._over_ns)
+            ready = self._poll(wait_ms, supervisor.control.fileno(), signals.fd)
             if self._channel is not None and self._channel.fileno() in ready:
-                self._take_requests(control)
+                self._handle_requests(supervisor)
             if self._probe is not None and self._probe.fd in ready:
                 self._become_ready()
-            if control.fileno() not in ready:
-                continue
-            try:
-                messages = inbox.receive()
-            except BlockingIOError:
-                continue
-            except ipc.Broken:
-                return None
-            for message in messages:
+            for message in supervisor.handle(ready):
                 if message[0] == News.STARTED:
-                    self._note_start(message[1], supervisor)
-                elif message[0] == News.ENDED:
-                    return CommandReport.unpack(message[1])
-        return None
+                    self._record_start(message[1], supervisor.client.pid)
 
-    def _poll(self, *fds: int) -> set[int]:
+    def _poll(self, wait_ms: int, *fds: int) -> set[int]:
         """Wait for an event, and handle output. Return the descriptors that are ready."""
-        alarms = (self._look_ns, self._ready_ns, None if self._is_stopping else self._over_ns, self._give_up_ns)
-        wait_ms = min(-(-(at_ns - monotonic_ns()) // NS_PER_MS) for at_ns in alarms if at_ns is not None)
         poller = select.poll()
         own = (self._channel.fileno() if self._channel is not None else -1, self._probe.fd if self._probe else -1)
         owner = self._owner.fd if self._owner is not None else -1
@@ -241,7 +220,7 @@ class CommandRun:
                 poller.register(fd, select.POLLIN)
         for stream in self._streams:
             stream.register(poller)
-        ready = {fd for fd, _ in poller.poll(max(0, wait_ms))}
+        ready = {fd for fd, _ in poller.poll(wait_ms)}
         for stream in self._streams:
             stream.handle(ready, self._look_at_output)
         if owner in ready:
@@ -252,28 +231,27 @@ class CommandRun:
         if self._line_watch is not None and not self._is_ready and self._line_watch.finds(chunk):
             self._become_ready()
 
-    def _keep_time(self, control: ipc.Socket, supervisor: int) -> None:
+    def _keep_time(self, supervisor: PolledSupervisor) -> None:
         now_ns = monotonic_ns()
         if self._over_ns is not None and now_ns >= self._over_ns and not self._is_stopping:
             self._leave_caller()
         if self._ready_ns is not None and now_ns >= self._ready_ns:
             self._ready_ns = None
-            self._stop(control, Order.STOP, NOT_READY)
+            self._stop(supervisor, Order.STOP, NOT_READY)
         if now_ns < self._look_ns:
             return
         self._look_ns = now_ns + LOOK_MS * NS_PER_MS
         if self._owner is not None and self._owner.is_gone:
             self._owner.close()
             self._owner = None
-            self._stop(control, Order.STOP, OWNER_GONE, OWNER_GRACE_MS)
-        if kernel.is_stopped(supervisor):  # by the command
-            signal_process(supervisor, signal.SIGCONT)
+            self._is_stopping, self._ready_ns = True, None
+            supervisor.stop_for_owner()
         if self.is_store_gone():  # no caller can find the job any more
-            self._stop(control, Order.STOP, STORE_GONE)
+            self._stop(supervisor, Order.STOP, STORE_GONE)
         with contextlib.suppress(Exception):  # a busy store is no reason to stop, nor to wait
             current = self._store.jobs.get(self._job.id)
             if current is None or current.cancel_requested_at is not None:
-                self._stop(control, Order.STOP, STOPPED, None if current is None else current.spec["grace_ms"])
+                self._stop(supervisor, Order.STOP, STOPPED, None if current is None else current.spec["grace_ms"])
             if now_ns >= self._beat_ns:
                 self._beat_ns = now_ns + BEAT_MS * NS_PER_MS
                 self._store.jobs.beat(self._job.id, wall_time(), attempt=self._job.attempt, wait_ms=0)
@@ -296,20 +274,16 @@ class CommandRun:
             self._store.jobs.amend(self._job.id, self._unsaved, wait_ms=wait_ms)
             self._unsaved = {}
 
-    def _stop(self, control: ipc.Socket, kind: str, why: str, grace_ms: int | None = None) -> None:
+    def _stop(self, supervisor: PolledSupervisor, kind: str, why: str, grace_ms: int | None = None) -> None:
         """Stop the command, once; a kill may follow."""
         if self._is_stopping and kind == Order.STOP:
             return
         self._is_stopping, self._ready_ns = True, None
-        own_ms = self._spec.clocks.get("grace_ms", 0)
-        if grace_ms is None or why == OWNER_GONE:
-            grace_ms = min(own_ms, own_ms if grace_ms is None else grace_ms)
-        with contextlib.suppress(ipc.Broken):
-            ipc.send(control, (Order.GRACE, grace_ms))
-            ipc.send(control, (kind, why))
-        self._give_up_ns = monotonic_ns() + (grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
+        if grace_ms is not None:
+            supervisor.order(Order.GRACE, grace_ms)
+        supervisor.order_by_signal(kind, why)
 
-    def _note_start(self, pid: int, supervisor: int) -> None:
+    def _record_start(self, pid: int, supervisor: int) -> None:
         self._save(pid=pid)
         self.tell(Told.STARTED, pid)
         if not self._sign.is_asked:
@@ -328,7 +302,7 @@ class CommandRun:
         self._save(ready_at_ms=wall_time().ms)
         self.tell(Told.READY)
 
-    def _take_requests(self, control: ipc.Socket | None) -> None:
+    def _handle_requests(self, supervisor: PolledSupervisor | None) -> None:
         """Obey the caller. Without a supervisor there is nothing to stop any more."""
         try:
             requests = self._requests.receive()
@@ -342,8 +316,8 @@ class CommandRun:
                 self._over_ns = why[0]
                 for stream, fd in zip(self._streams, self._requests.take_descriptors(), strict=False):
                     stream.relay_to = fd
-            elif control is not None:
-                self._stop(control, Order.STOP if kind == Asked.STOP else Order.KILL, *why)
+            elif supervisor is not None:
+                self._stop(supervisor, Order.STOP if kind == Asked.STOP else Order.KILL, *why)
 
     def tell(self, *message: object) -> None:
         """Send a message to the caller, if it still waits."""
@@ -373,14 +347,15 @@ class CommandRun:
         """Read the rest of the output, and relay it while the caller waits; not for long if the command was stopped."""
         is_cut_short = report.fired is not None or report.stopped is not None
         until_ns = monotonic_ns() + (FLUSH_LIMIT_MS if is_cut_short else RELAY_LIMIT_MS) * NS_PER_MS
-        self._ready_ns = self._give_up_ns = None
+        self._ready_ns = None
         if is_cut_short:
             self._over_ns = None
         while any(stream.has_more() for stream in self._streams):
-            self._look_ns = monotonic_ns() + LOOK_MS * NS_PER_MS
-            ready = self._poll()
+            now_ns = monotonic_ns()
+            until_over_ms = LOOK_MS if self._over_ns is None else -(-(self._over_ns - now_ns) // NS_PER_MS)
+            ready = self._poll(max(0, min(LOOK_MS, until_over_ms)))
             if self._channel is not None and self._channel.fileno() in ready:
-                self._take_requests(None)
+                self._handle_requests(None)
             if self._over_ns is not None and monotonic_ns() >= self._over_ns:
                 self._leave_caller()
             if self._over_ns is None and monotonic_ns() >= until_ns:

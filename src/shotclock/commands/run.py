@@ -274,56 +274,45 @@ def _perform(
     task: CommandTask, pipes: CallerPipes, wake_fd: int, on_start: Callable[[int], None] | None
 ) -> CommandReport:
     try:
-        supervisor = pool.start(task, pipes.handed)
+        supervisor = pool.start(task, pipes.handed, on_start)
     except ipc.Broken as error:
         raise SupervisorLost(f"no supervisor could be started: {error}") from error
-    supervisor.on_start = on_start
     try:
         pipes.close_theirs()
-        return _follow(supervisor, pipes, wake_fd)
-    except ipc.Broken:
-        report = supervisor.replace_report()
-        if task.bell_ns is not None and monotonic_ns() >= task.bell_ns:
-            report.fired = ClockKind.TIMEOUT.value
-        return report
+        _follow(supervisor, pipes, wake_fd)
+        return supervisor.conclude()
     except BaseException as error:
-        _stop(supervisor, error)
+        if supervisor.client.fate is None:
+            _stop(supervisor, error)
         raise
     finally:
         pool.release(supervisor)
 
 
-def _follow(supervisor: CommandSupervisor, pipes: CallerPipes, wake_fd: int) -> CommandReport:
-    control = supervisor.control.fileno()
+def _follow(supervisor: CommandSupervisor, pipes: CallerPipes, wake_fd: int) -> None:
     poller = select.poll()
-    poller.register(control, select.POLLIN)
+    poller.register(supervisor.control, select.POLLIN)
     if wake_fd >= 0:
         poller.register(wake_fd, select.POLLIN)
     for fd, event in pipes.open_ends:
         poller.register(fd, event)
-    while True:
-        ready = supervisor.poll(poller)
-        for fd in ready:
+    while supervisor.client.fate is None:
+        for fd in supervisor.wait(poller):
             if fd == wake_fd:
                 raise Cancelled
-            if fd != control and not pipes.move(fd):
+            if fd != supervisor.control.fileno() and not pipes.move(fd):
                 poller.unregister(fd)
-        if control in ready and (report := supervisor.receive()) is not None:
-            return report
 
 
 def _stop(supervisor: CommandSupervisor, error: BaseException) -> None:
     """Stop the command before the exception of a signal handler is raised. Another exception does not wait for it."""
-    supervisor.is_reusable = False  # the supervisor kills the rest when its socket is closed
     if isinstance(error, KeyboardInterrupt):
         supervisor.order(Order.GRACE, INTERRUPT_GRACE_MS)
-        supervisor.order(Order.STOP, "SIGINT", within_ms=INTERRUPT_GRACE_MS)
+        supervisor.order(Order.STOP, "SIGINT")
     else:
         supervisor.order(Order.KILL, type(error).__name__)
     poller = select.poll()
     poller.register(supervisor.control, select.POLLIN)
-    try:
-        while not (supervisor.poll(poller) and supervisor.receive()):
-            pass
-    except ipc.Broken:
-        supervisor.replace_report()
+    while supervisor.client.fate is None:
+        supervisor.wait(poller)
+    supervisor.conclude()

@@ -20,84 +20,64 @@ import weakref
 from collections.abc import Callable
 
 from ..core.errors import Failure
-from ..core.limits import NS_PER_MS
 from . import ipc, kernel
+from .client import Spares, SupervisorClient
 from .clock import monotonic_ns
 from .command_task import CommandReport, CommandTask, News
+from .foreground import PolledSupervisor
 from .kill import VERIFY_LIMIT_MS, signal_process
-from .supervisor import LONGEST_WAIT_MS, SUPERVISOR_NAME
+from .supervisor import SUPERVISOR_NAME
 from .zygote import COMMANDS, FAREWELL_LIMIT_S, kill_what_lost_its_supervisor, start_detached_zygote
 
-MOST_SPARE = 8  # each is a small process; more than these rarely run at once for long
-# Past the kill and its verification. A supervisor without a report by then is broken or stopped.
-REPORT_MARGIN_MS = 2_000
 SEND_LIMIT_S = 10.0  # exhausted by a supervisor that is not scheduled, and a task that its socket cannot hold
 
+OnStart = Callable[[int], None]
 
-class CommandSupervisor:
+
+class CommandSupervisor(PolledSupervisor):
     """A supervisor, as the one thread sees it that runs a command under it."""
 
-    def __init__(self, control: socket.socket, zygote_pid: int) -> None:
-        self.control = control
-        self.is_reusable: bool = True
-        self.on_start: Callable[[int], None] | None = None
+    def __init__(self, control: socket.socket, zygote_pid: int, task: CommandTask, on_start: OnStart | None) -> None:
+        super().__init__(control, SupervisorClient(task, starts_itself=True))
         self._zygote_pid = zygote_pid
-        self._pid = 0
-        self._inbox = ipc.MessageReader(control)
-        self._give_up_ns: int | None = None
+        self._on_start = on_start
 
-    def send(self, task: CommandTask, fds: list[int]) -> None:
-        self._give_up_ns = None
-        if task.bell_ns is not None:
-            self._expect_report(task.bell_ns)
-        ipc.send(self.control, (task.pack(),), fds)
+    def begin(self, task: CommandTask, on_start: OnStart | None) -> None:
+        """Take another command."""
+        self.client = SupervisorClient(task, self.client.pid, starts_itself=True)
+        self._on_start = on_start
 
-    def order(self, *order: object, within_ms: int = 0) -> None:
-        """Send an order. It may come after the end of the command, so the supervisor is not used again."""
-        self.is_reusable = False
-        self._expect_report(monotonic_ns() + within_ms * NS_PER_MS)
-        with contextlib.suppress(ipc.Broken):
-            ipc.send(self.control, order)
+    def send_task(self, fds: list[int]) -> None:
+        ipc.send(self.control, (self.client.task.pack(),), fds)
 
-    def _expect_report(self, end_ns: int) -> None:
-        give_up_ns = end_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
-        self._give_up_ns = give_up_ns if self._give_up_ns is None else min(self._give_up_ns, give_up_ns)
+    @property
+    def is_reusable(self) -> bool:
+        return self.client.is_reusable
 
-    def poll(self, poller: select.poll) -> list[int]:
-        """Return the descriptors that are ready. Raises ipc.Broken if the report is overdue."""
-        wait_ms = LONGEST_WAIT_MS
-        if self._give_up_ns is not None:
-            wait_ms = min(wait_ms, -(-(self._give_up_ns - monotonic_ns()) // NS_PER_MS))
-            if wait_ms <= 0:
-                raise ipc.Broken("no report in time")
-        return [fd for fd, _ in poller.poll(wait_ms)]
+    def wait(self, poller: select.poll) -> list[int]:
+        """Wait for an event. Return the descriptors that are ready."""
+        ready = [fd for fd, _ in poller.poll(self.wait_ms())]
+        for message in self.handle(ready):
+            if message[0] == News.STARTED and message[1] > 0 and self._on_start is not None:
+                self._on_start(message[1])
+        return ready
 
-    def receive(self) -> CommandReport | None:
-        """Read once. Return the report if it has come."""
-        report = None
-        for message in self._inbox.receive():
-            if message[0] == News.ENDED:
-                report = CommandReport.unpack(message[1])
-                self.is_reusable = self.is_reusable and bool(report.spare_pid)
-            elif message[0] == News.STARTED:
-                self._pid = message[2]
-                if message[1] > 0 and self.on_start is not None:
-                    self.on_start(message[1])
-        return report
+    def conclude(self) -> CommandReport:
+        """Return the report. Without one, kill the supervisor and everything it guarded."""
+        return self.client.report or self._replace_report()
 
-    def replace_report(self) -> CommandReport:
-        """Kill the supervisor, which is lost, and everything it guarded."""
-        self.is_reusable = False
-        if not self._pid:  # it died before its first word, and ran nothing
-            return CommandReport(lost=True)
-        signal_process(self._pid, signal.SIGKILL)
+    def _replace_report(self) -> CommandReport:
+        pid = self.client.pid
+        if not pid:  # it died before its first word, and ran nothing
+            return self.client.replace_report(monotonic_ns(), [])
+        signal_process(pid, signal.SIGKILL)
         try:
-            left = kill_what_lost_its_supervisor(self._pid, self._zygote_pid)
+            left = kill_what_lost_its_supervisor(pid, self._zygote_pid)
         except OSError:  # processes cannot be looked at, for want of descriptors
             left = [kernel.UNKNOWN_PID]
         if kernel.is_zombie(self._zygote_pid):  # it was killed as well: the orphans are anywhere
             left = [kernel.UNKNOWN_PID]
-        return CommandReport(lost=True, survivors=[kernel.describe(pid) for pid in left])
+        return self.client.replace_report(monotonic_ns(), [kernel.describe(pid) for pid in left])
 
 
 class CommandPool:
@@ -105,38 +85,21 @@ class CommandPool:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may run a command while its thread starts one
-        self._spare: list[CommandSupervisor] = []
+        self._spare: Spares[CommandSupervisor] = Spares()
         # Weak: where an exception ends a thread between two of our lines, its socket is closed with its last reference.
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._zygote: socket.socket | None = None
         self._zygote_pid = 0
 
-    def start(self, task: CommandTask, fds: list[int]) -> CommandSupervisor:
+    def start(self, task: CommandTask, fds: list[int], on_start: OnStart | None = None) -> CommandSupervisor:
         """Have a command started. Its descriptors may be closed when this returns. Raises ipc.Broken or OSError."""
-        while (supervisor := self._take_spare()) is not None:
+        while (spare := self._spare.take()) is not None:
+            spare.begin(task, on_start)
             try:
-                supervisor.send(task, fds)
-                return supervisor
+                spare.send_task(fds)
+                return spare
             except ipc.Broken:  # it was killed
-                supervisor.control.close()
-        supervisor = self._fork_supervisor()
-        with contextlib.suppress(ipc.Broken):  # a fork that failed is reported
-            supervisor.send(task, fds)
-        return supervisor
-
-    def _take_spare(self) -> CommandSupervisor | None:
-        try:
-            return self._spare.pop()
-        except IndexError:
-            return None
-
-    def release(self, supervisor: CommandSupervisor) -> None:
-        if supervisor.is_reusable and len(self._spare) < MOST_SPARE:
-            self._spare.append(supervisor)
-        else:
-            supervisor.control.close()
-
-    def _fork_supervisor(self) -> CommandSupervisor:
+                spare.close()
         ours, theirs = socket.socketpair()
         ours.settimeout(SEND_LIMIT_S)
         with theirs, self._lock:
@@ -146,7 +109,13 @@ class CommandPool:
                 self._start_zygote()
                 self._ask_zygote(theirs.fileno())
             self._sockets.add(ours)
-            return CommandSupervisor(ours, self._zygote_pid)
+            supervisor = CommandSupervisor(ours, self._zygote_pid, task, on_start)
+        with contextlib.suppress(ipc.Broken):  # a fork that failed is reported
+            supervisor.send_task(fds)
+        return supervisor
+
+    def release(self, supervisor: CommandSupervisor) -> None:
+        self._spare.give_back(supervisor)
 
     def _ask_zygote(self, fd: int) -> None:
         if self._zygote is None:
@@ -170,7 +139,7 @@ class CommandPool:
 
     def close(self) -> None:
         """End the supervisors and the zygote. A command of a daemon thread ends with the process, just after this."""
-        spare = [supervisor.control for supervisor in self._spare]
+        spare = [supervisor.control for supervisor in self._spare.list()]
         is_busy = any(control not in spare and control.fileno() >= 0 for control in self._sockets)
         if self._zygote is None or is_busy:
             return

@@ -7,31 +7,27 @@ import os
 import select
 import signal
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from ..core.limits import NS_PER_MS, ClockKind
+from ..core.limits import NS_PER_MS
 from . import ipc, kernel
+from .client import LAST_WORD_MS, REPORT_LIMIT_MS, StopSignals, SupervisorClient
 from .clock import monotonic_ns, pause
 from .command_task import PYTHON_IGNORES, CommandReport, CommandTask, News, Order, takes_more
-from .kill import STOP_SIGNALS, VERIFY_LIMIT_MS, Cgroup, is_group_there, kill_below
+from .kill import STOP_SIGNALS, Cgroup, is_group_there, kill_below, signal_process
 from .runners import Runners
-from .supervisor import GUARD_LOOK_MS, LATE_BELL_MS, LONGEST_WAIT_MS, LOOK_PAUSE_MS, SILENT_LIMIT_MS, Supervisor
+from .supervisor import GUARD_LOOK_MS, LONGEST_WAIT_MS, Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .owner import OwnerWatch
 
-# A supervisor that is silent for this long after the latest kill and its verification is broken.
-REPORT_MARGIN_MS = 3_000
-# After a second signal this program leaves, but a kill is usually reported within a few milliseconds.
-LAST_WORD_MS = 500
-# The time of a command between SIGTERM and SIGKILL when its owner is gone: no one waits for its result any more.
+# The most time of a command between SIGTERM and SIGKILL when its owner is gone: no one waits for its result any more.
 OWNER_GRACE_MS = 1_000
 OWNER_GONE = "the process that it belongs to is gone"
 _DESCRIPTORS_NEEDED = 8  # of the supervisor, which finds and kills the processes of a command, and ours
-ONE_WISH_MS = 200  # `timeout` and others signal a process and its group at once: that counts as one signal
 
 # On a terminal the keyboard sends these to the command as well as to us.
 KEYBOARD_SIGNALS = (signal.SIGINT, signal.SIGQUIT)
@@ -57,10 +53,9 @@ class TerminalSignals:
         self.heard: list[int] = []
         self._to_forward: list[int] = []
         self._alarm_rang = False
-        self._stopped_by: str | None = None
+        self._stops = StopSignals()
         self._suspension_asked = False
         self._passed_on = 0
-        self._stopped_ns = 0
         for number in (*STOP_SIGNALS, signal.SIGTSTP, *([signal.SIGALRM] if has_alarm else [])):
             if number not in _MAY_BE_IGNORED or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._receive)
@@ -152,13 +147,9 @@ class TerminalSignals:
             return (Order.SIGNAL, str(self._to_forward.pop(0)))
         if len(self.heard) == self._passed_on:
             return None
-        now_ns, number = monotonic_ns(), self.heard[self._passed_on]
+        number = self.heard[self._passed_on]
         self._passed_on = len(self.heard)
-        if self._stopped_by is None:
-            self._stopped_by, self._stopped_ns = signal.Signals(number).name, now_ns
-            return (Order.STOP, self._stopped_by)
-        # The second signal means "now": no more grace.
-        return (Order.KILL, self._stopped_by) if now_ns - self._stopped_ns > ONE_WISH_MS * NS_PER_MS else None
+        return self._stops.order(monotonic_ns(), signal.Signals(number).name)
 
     def suspend(self) -> None:
         """Stop this process as Ctrl-Z would have, unless no shell could continue it."""
@@ -172,7 +163,7 @@ class TerminalSignals:
     @property
     def stopped_by(self) -> str | None:
         """Return the name of the signal that was passed on to stop the command."""
-        return self._stopped_by
+        return self._stops.first
 
     def forget(self) -> None:
         """Close the descriptors in a forked child: the parent handles the signals."""
@@ -259,15 +250,77 @@ def run(
     signals.forward_others()
     if kernel.is_proc_foreign():
         task.input_ms = 0
-    started = start(task, signals, falls_back=True)
-    if isinstance(started, CommandReport):
-        return started
-    supervisor, control = started
-    with contextlib.closing(control):
-        report = _await_report(task, control, signals, supervisor, on_signal, owner)
-    report = finish(supervisor, task, signals, report)
+    supervisor = start(task, signals, falls_back=True)
+    if isinstance(supervisor, CommandReport):
+        return supervisor
+    with contextlib.closing(supervisor):
+        _follow(supervisor, signals, on_signal, owner)
+    report = finish(supervisor.client, signals)
     signals.guard(False)  # from now on a background job may wait for its terminal
     return report
+
+
+class PolledSupervisor:
+    """The client of a supervisor, and its socket, in a program or thread that polls."""
+
+    def __init__(self, control: ipc.Socket, client: SupervisorClient) -> None:
+        self.control = control
+        self.client = client
+        self._inbox = ipc.MessageReader(control)
+        self._now_ns = 0
+
+    def order(self, kind: str, *details: object, report_within_ms: int = REPORT_LIMIT_MS) -> None:
+        self.client.order(monotonic_ns(), kind, *details, report_within_ms=report_within_ms)
+        self._send_orders()
+
+    def order_by_signal(self, kind: str, *details: object) -> None:
+        """Pass a signal on. After a second one this program leaves, with or without the report."""
+        self.order(kind, *details, report_within_ms=LAST_WORD_MS)
+
+    def stop_for_owner(self) -> None:
+        """Stop the command, whose owner is gone."""
+        self.client.stop_within(monotonic_ns(), OWNER_GRACE_MS, OWNER_GONE)
+        self._send_orders()
+
+    def wait_ms(self, *alarms: int | None) -> int:
+        """Return how long a poll may take: until the client's next instant, or one of the alarms."""
+        self._now_ns = monotonic_ns()
+        due = [at_ns for at_ns in (self.client.next_ns, *alarms) if at_ns is not None]
+        return max(0, min([LONGEST_WAIT_MS, *(-(-(at_ns - self._now_ns) // NS_PER_MS) for at_ns in due)]))
+
+    def handle(self, ready: Collection[int]) -> list[ipc.Message]:
+        """Handle the outcome of a poll: the messages, or else the time before it. Return the messages."""
+        if self.control.fileno() in ready:
+            return self.receive()
+        self.tick(self._now_ns)
+        return []
+
+    def receive(self) -> list[ipc.Message]:
+        messages: list[ipc.Message] = []
+        try:
+            messages = self._inbox.receive()
+        except BlockingIOError:
+            pass
+        except ipc.Broken:
+            self.client.end_of_socket()
+        for message in messages:
+            self.client.receive(monotonic_ns(), message)
+        self._send_orders()
+        return messages
+
+    def tick(self, now_ns: int) -> None:
+        is_stopped = self.client.is_look_due(now_ns) and kernel.is_stopped(self.client.pid)
+        if self.client.tick(now_ns, is_stopped=is_stopped):
+            signal_process(self.client.pid, signal.SIGCONT)
+        self._send_orders()
+
+    def _send_orders(self) -> None:
+        for order in self.client.take_orders():
+            with contextlib.suppress(ipc.Broken):
+                ipc.send(self.control, order)
+
+    def close(self) -> None:
+        self.control.close()
 
 
 def start(
@@ -277,7 +330,7 @@ def start(
     ours: Sequence[int] = (),
     *,
     falls_back: bool = False,
-) -> tuple[int, ipc.Socket] | CommandReport:
+) -> PolledSupervisor | CommandReport:
     """Start the command under a supervisor. `handed` become its standard streams; `ours` are of this process alone.
 
     The supervisor closes those, because each side must notice when the other closes its end of a pipe. With
@@ -312,19 +365,18 @@ def start(
     theirs.close()
     if task.stdin and not handed:  # the writer must notice when the command, its only reader, closes it
         kernel.replace_by_null(0)
-    return pid, control
+    return PolledSupervisor(control, SupervisorClient(task, pid))
 
 
-def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report: CommandReport | None) -> CommandReport:
+def finish(client: SupervisorClient, signals: TerminalSignals) -> CommandReport:
     """Reap the supervisor and return its report. Without one, kill everything it guarded."""
     signals.take_keyboard_back()
-    if report is None:
-        report = _replace_lost_supervisor(supervisor, task, signals)
+    report = client.report or _replace_lost_supervisor(client)
     if report.lost or report.fired is not None or report.stopped is not None:
         signals.restore_terminal()
     for _ in range(200):  # it exits right after its report; a wedged one is not waited for
         try:
-            if os.waitpid(supervisor, os.WNOHANG)[0] == supervisor:
+            if os.waitpid(client.pid, os.WNOHANG)[0] == client.pid:
                 break
         except ChildProcessError:
             break
@@ -332,88 +384,38 @@ def finish(supervisor: int, task: CommandTask, signals: TerminalSignals, report:
     return report
 
 
-def _await_report(
-    task: CommandTask,
-    control: ipc.Socket,
-    signals: TerminalSignals,
-    supervisor: int,
-    on_signal: Callable[[int], None],
-    owner: OwnerWatch | None,
-) -> CommandReport | None:
-    inbox = ipc.MessageReader(control)
-    give_up_ns: int | None = None
-    look_ns: int | None = None  # when to check whether the supervisor was stopped
-    ownerless_kill_ns: int | None = None
-    if task.kill_ns is not None:
-        give_up_ns = task.kill_ns + (VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
-    if task.bell_ns is not None:
-        look_ns = task.bell_ns + LATE_BELL_MS * NS_PER_MS
-    while True:
-        if look_ns is not None and (now := monotonic_ns()) >= look_ns:
-            look_ns = now + LOOK_PAUSE_MS * NS_PER_MS
-            if kernel.is_stopped(supervisor):
-                if task.kill_ns is not None and now >= task.kill_ns + SILENT_LIMIT_MS * NS_PER_MS:
-                    return None
-                os.kill(supervisor, signal.SIGCONT)
+def _follow(
+    supervisor: PolledSupervisor, signals: TerminalSignals, on_signal: Callable[[int], None], owner: OwnerWatch | None
+) -> None:
+    """Wait for the end of the command, and stop it when a signal or the end of its owner asks for that."""
+    while supervisor.client.fate is None:
         while (order := signals.next_order()) is not None:
-            _send(control, *order)
-            look_ns = monotonic_ns() + LATE_BELL_MS * NS_PER_MS
-            if order[0] == Order.KILL:
-                give_up_ns = monotonic_ns() + LAST_WORD_MS * NS_PER_MS
+            supervisor.order_by_signal(*order)
         if owner is not None and owner.is_gone:
             owner = None
-            _send(control, Order.STOP, OWNER_GONE)
-            ownerless_kill_ns = monotonic_ns() + OWNER_GRACE_MS * NS_PER_MS
-        if ownerless_kill_ns is not None and (now := monotonic_ns()) >= ownerless_kill_ns:
-            _send(control, Order.KILL, OWNER_GONE)
-            ownerless_kill_ns, look_ns, give_up_ns = None, now, now + LAST_WORD_MS * NS_PER_MS
-        if not _wait_for_message(control, signals.fd, owner, give_up_ns, look_ns, ownerless_kill_ns):
-            if give_up_ns is not None and monotonic_ns() >= give_up_ns:
-                return None
-            continue
-        try:
-            messages = inbox.receive()
-        except BlockingIOError:
-            continue
-        except ipc.Broken:
-            return None
-        for message in messages:
-            if message[0] == News.ENDED:
-                return CommandReport.unpack(message[1])
+            supervisor.stop_for_owner()
+        poller = select.poll()
+        poller.register(supervisor.control, select.POLLIN)
+        poller.register(signals.fd, select.POLLIN)
+        wait_ms = supervisor.wait_ms()
+        if owner is not None and owner.fd >= 0:
+            poller.register(owner.fd, select.POLLIN)
+        elif owner is not None:
+            wait_ms = min(wait_ms, owner.look_ms)
+        for message in supervisor.handle({fd for fd, _ in poller.poll(wait_ms)}):
             if message[0] == News.SIGNALLED:
                 on_signal(message[1])
             if message[0] == News.SUSPENDED:
                 signals.suspend()
-                _send(control, Order.CONTINUE)
+                supervisor.order(Order.CONTINUE)
 
 
-def _wait_for_message(control: ipc.Socket, signal_fd: int, owner: OwnerWatch | None, *alarms: int | None) -> bool:
-    """Wait for a message, a signal, the end of the owner or an alarm. Return whether there is a message."""
-    now_ns = monotonic_ns()
-    waits = [-(-(at_ns - now_ns) // NS_PER_MS) for at_ns in alarms if at_ns is not None]
-    poller = select.poll()
-    poller.register(control, select.POLLIN)
-    poller.register(signal_fd, select.POLLIN)
-    if owner is not None and owner.fd >= 0:
-        poller.register(owner.fd, select.POLLIN)
-    elif owner is not None:
-        waits.append(owner.look_ms)
-    ready = poller.poll(max(0, min([LONGEST_WAIT_MS, *waits])))
-    return any(fd == control.fileno() for fd, _ in ready)
-
-
-def _send(control: ipc.Socket, *order: object) -> None:
-    with contextlib.suppress(ipc.Broken):
-        ipc.send(control, order)
-
-
-def _replace_lost_supervisor(supervisor: int, task: CommandTask, signals: TerminalSignals) -> CommandReport:
-    with contextlib.suppress(OSError):
-        os.kill(supervisor, signal.SIGKILL)
-    cgroup = Cgroup.left_by(supervisor)
+def _replace_lost_supervisor(client: SupervisorClient) -> CommandReport:
+    signal_process(client.pid, signal.SIGKILL)
+    cgroup = Cgroup.left_by(client.pid)
     if cgroup is not None:
         cgroup.kill()
-    runners = Runners(task.runners)
+    runners = Runners(client.task.runners)
     left = kill_below(
         lambda: kernel.collect_dead() or runners.are_alone(),
         lambda wait_ms: pause(wait_ms / 1000),
@@ -421,13 +423,4 @@ def _replace_lost_supervisor(supervisor: int, task: CommandTask, signals: Termin
     )
     if cgroup is not None:
         cgroup.remove()
-    report = CommandReport(
-        lost=True,
-        survivors=[kernel.describe(survivor) for survivor in left],
-        jobs=runners.jobs(),
-        stopped=signals.stopped_by,
-    )
-    now_ns = monotonic_ns()
-    if task.bell_ns is not None and now_ns >= task.bell_ns:
-        report.fired, report.elapsed_ns = ClockKind.TIMEOUT.value, now_ns - task.started_ns
-    return report
+    return client.replace_report(monotonic_ns(), [kernel.describe(pid) for pid in left], runners.jobs())

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 # The C module alone: `socket` takes as long to import as a third of starting Python, and every `exec` would pay for it.
 import _socket
-import array
 import marshal
 import os
 import sys
+from struct import Struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ Socket = _socket.socket
 pair: Callable[[], tuple[Socket, Socket]] = _socket.socketpair
 _PREFIX = 4
 _NO_SIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
+_FD = Struct("i")
 _CHUNK = 64 * 1024  # recv() allocates it all before it knows how little came
 
 
@@ -41,7 +42,7 @@ def frame(message: Message) -> bytes:
 def send(sock: Socket, message: Message, fds: list[int] | None = None) -> None:
     """Send a whole message with descriptors, or raise Broken. Each part is bounded by the socket's timeout."""
     rest = memoryview(frame(message))
-    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    rights = _rights(fds) if fds else []
     try:
         while rest:
             # A sandbox may forbid send(): that of Codex does. A program may have SIGPIPE end it.
@@ -157,9 +158,8 @@ def _exactly(sock: Socket, size: int) -> bytes:
 
 
 def send_fds(sock: Socket, note: bytes, fds: list[int]) -> None:
-    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))]
     try:
-        sock.sendmsg([note], rights, _NO_SIGNAL)
+        sock.sendmsg([note], _rights(fds), _NO_SIGNAL)
     except BlockingIOError:  # the other side is behind with its work, not gone
         raise
     except OSError as error:
@@ -168,10 +168,14 @@ def send_fds(sock: Socket, note: bytes, fds: list[int]) -> None:
 
 def receive_fds(sock: Socket, size: int = 1, limit: int = 8) -> tuple[bytes, list[int]]:
     """Receive up to `size` bytes with their descriptors; no byte when the other side is gone."""
-    room = _socket.CMSG_SPACE(limit * array.array("i").itemsize)
+    room = _socket.CMSG_SPACE(limit * _FD.size)
     note, ancillary, _, _ = sock.recvmsg(size, room, getattr(_socket, "MSG_CMSG_CLOEXEC", 0))
-    fds = array.array("i")
+    fds: list[int] = []
     for level, kind, data in ancillary:
         if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    return note, list(fds)
+            fds += (fd for (fd,) in _FD.iter_unpack(data[: len(data) - len(data) % _FD.size]))
+    return note, fds
+
+
+def _rights(fds: list[int]) -> list[tuple[int, int, bytes]]:
+    return [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(map(_FD.pack, fds)))]

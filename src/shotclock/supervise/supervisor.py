@@ -21,6 +21,7 @@ from enum import Enum, auto
 
 from ..core.limits import NS_PER_MS, ClockKind
 from . import ipc, kernel
+from .client import LATE_BELL_MS, LOOK_PAUSE_MS
 from .clock import monotonic_ns
 from .command_task import (
     RELAY_HELD,
@@ -70,12 +71,6 @@ _OUR_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, si
 
 
 SUPERVISOR_NAME = "shotclock-sup"
-
-# The work may stop its supervisor by a signal. Callers continue it that long after the timeout, and that long
-# after the kill they kill one that is still stopped.
-LATE_BELL_MS = 30
-SILENT_LIMIT_MS = 20
-LOOK_PAUSE_MS = 10
 
 
 class _Stage(Enum):

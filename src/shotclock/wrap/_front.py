@@ -94,8 +94,8 @@ class Front:
         if self._notes.has_unwritten:
             wanted[OUR_STDERR] = select.POLLOUT
         if process is not None:
-            if process.control is not None:
-                wanted[process.control.fileno()] = select.POLLIN
+            if process.control_fd >= 0:
+                wanted[process.control_fd] = select.POLLIN
             if process.stdout_fd >= 0 and not self._client.is_full:
                 wanted[process.stdout_fd] = select.POLLIN
             if process.stderr_fd >= 0:
@@ -135,7 +135,7 @@ class Front:
             self._life.read_stdout()
         elif fd == process.stderr_fd:
             self._life.read_stderr()
-        elif process.control is not None and fd == process.control.fileno():
+        elif fd == process.control_fd:
             self._life.read_news()
         elif writer is not None and fd == writer.fd:
             writer.flush()

@@ -176,7 +176,7 @@ class ServerLife:
         self._start_ns, self._started_ns, self._heard_ns, self._active_ns = NEVER_NS, now_ns, now_ns, now_ns
         self._why, self._lost_why, self._is_planned, self._was_stopped = "", "", False, False
         self.process = ServerProcess(self._command, self._signals)
-        if self.process.control is None:
+        if self.process.control_fd < 0:
             self._end()
             return
         self._splitter = LineSplitter()
@@ -383,7 +383,7 @@ class ServerLife:
 
     @property
     def next_due_ns(self) -> int:
-        give_up_ns = self.process.give_up_ns if self.process is not None else None
+        supervisor_ns = self.process.next_ns if self.process is not None else None
         return min(
             self._start_ns,
             self._phase_due_ns,
@@ -391,7 +391,7 @@ class ServerLife:
             self._close_ns,
             self._look_ns,
             self._retire_ns,
-            NEVER_NS if give_up_ns is None else give_up_ns,
+            NEVER_NS if supervisor_ns is None else supervisor_ns,
         )
 
     def check_clocks(self, now_ns: int) -> None:
@@ -408,9 +408,7 @@ class ServerLife:
         for at_ns, act in due:
             if now_ns >= at_ns:
                 act(now_ns)
-        process = self.process
-        if process is not None and process.give_up_ns is not None and now_ns >= process.give_up_ns:
-            process.lose_supervisor()
+        if self.process is not None and self.process.is_lost(now_ns):
             self._end()
 
     def _end_phase(self, now_ns: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections import deque
@@ -10,13 +9,12 @@ from collections.abc import Sequence
 
 from ..calls.commands import explain_unstartable, signal_name
 from ..core.envelope import Problem
-from ..core.limits import NS_PER_MS
-from ..supervise import foreground, ipc, kernel
+from ..supervise import foreground, kernel
+from ..supervise.client import Fate
 from ..supervise.clock import monotonic_ns
 from ..supervise.command_task import CommandReport, CommandTask, News, Order, Output
 from ..supervise.environment import DEADLINE_VARIABLE, OVERTIME_VARIABLE, REMAINING_VARIABLE
-from ..supervise.foreground import REPORT_MARGIN_MS, TerminalSignals
-from ..supervise.kill import VERIFY_LIMIT_MS
+from ..supervise.foreground import PolledSupervisor, TerminalSignals
 from ._call_log import server_name
 from ._failures import OF_PROCESS, OF_SESSION
 from .remote.endpoint import Endpoint
@@ -100,15 +98,13 @@ class ServerProcess:
         self._signals = signals
         self._kept = deque[bytes]()
         self._kept_size = 0
-        self._give_up_ns: int | None = None
-        self._pid = -1
         self.leader: int = 0
         self.report: CommandReport | None = None
         theirs_in, self.stdin_fd = os.pipe()
         self.stdout_fd, theirs_out = os.pipe()
         self.stderr_fd, theirs_err = os.pipe()
         handed, ours = [theirs_in, theirs_out, theirs_err], [self.stdin_fd, self.stdout_fd, self.stderr_fd]
-        self.control: ipc.Socket | None = None
+        self._supervisor: PolledSupervisor | None = None
         started = foreground.start(self._task, signals, handed, ours)
         for fd in handed:
             os.close(fd)
@@ -117,14 +113,18 @@ class ServerProcess:
         if isinstance(started, CommandReport):
             self.report = started
         else:
-            self._pid, self.control = started
-            self.control.setblocking(False)
-            self._inbox = ipc.MessageReader(self.control)
+            self._supervisor = started
+            started.control.setblocking(False)
 
     @property
-    def give_up_ns(self) -> int | None:
-        """Return when a supervisor that has not reported is taken for lost."""
-        return self._give_up_ns
+    def control_fd(self) -> int:
+        """Return the descriptor of the supervisor's messages; -1 if the server has ended."""
+        return self._supervisor.control.fileno() if self._supervisor is not None else -1
+
+    @property
+    def next_ns(self) -> int | None:
+        """Return when `tick` is due."""
+        return self._supervisor.client.next_ns if self._supervisor is not None else None
 
     def is_stopped(self) -> bool:
         """Return whether a signal has stopped the server, so that it can answer nothing."""
@@ -132,39 +132,31 @@ class ServerProcess:
 
     def stop(self, reason: str) -> None:
         """Send SIGTERM, and SIGKILL after the grace."""
-        self._order(Order.STOP, reason, self._task.grace_ms)
+        if self._supervisor is not None:
+            self._supervisor.order(Order.STOP, reason)
 
     def kill(self, reason: str) -> None:
-        self._order(Order.KILL, reason, 0)
-
-    def _order(self, kind: str, reason: str, within_ms: int) -> None:
-        end_ns = monotonic_ns() + (within_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) * NS_PER_MS
-        self._give_up_ns = end_ns if self._give_up_ns is None else min(self._give_up_ns, end_ns)
-        if self.control is not None:
-            with contextlib.suppress(ipc.Broken):
-                ipc.send(self.control, (kind, reason))
+        if self._supervisor is not None:
+            self._supervisor.order(Order.KILL, reason)
 
     def has_ended(self) -> bool:
         """Read the messages of the supervisor. Return whether the server and everything it started is gone."""
-        if self.control is None:
-            return True
-        try:
-            messages = self._inbox.receive()
-        except BlockingIOError:
-            return False
-        except ipc.Broken:  # it was killed
-            return self.lose_supervisor()
-        for message in messages:
+        for message in self._supervisor.receive() if self._supervisor is not None else ():
             if message[0] == News.STARTED:
                 self.leader = message[1]
-            elif message[0] == News.ENDED:
-                self.report = foreground.finish(self._pid, self._task, self._signals, CommandReport.unpack(message[1]))
-                return True
-        return False
+        return self._finish()
 
-    def lose_supervisor(self) -> bool:
-        """Kill everything below a supervisor that is dead or does not report."""
-        self.report = foreground.finish(self._pid, self._task, self._signals, None)
+    def is_lost(self, now_ns: int) -> bool:
+        """Look after the supervisor. Return whether it is lost, and the server was killed without it."""
+        if self._supervisor is not None:
+            self._supervisor.tick(now_ns)
+        return self._supervisor is not None and self._supervisor.client.fate is Fate.LOST and self._finish()
+
+    def _finish(self) -> bool:
+        if self._supervisor is not None and self._supervisor.client.fate is None:
+            return False
+        if self._supervisor is not None and self.report is None:
+            self.report = foreground.finish(self._supervisor.client, self._signals)
         return True
 
     def keep_stderr(self, text: bytes) -> None:
@@ -215,6 +207,6 @@ class ServerProcess:
         self.close_stdin()
         self.close_stdout()
         self.close_stderr()
-        if self.control is not None:
-            self.control.close()
-            self.control = None
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None

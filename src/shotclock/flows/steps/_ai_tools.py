@@ -20,16 +20,16 @@ from ...calls.call import Call, Outcome, Work, WorkView, wound_down_problem
 from ...calls.control import control_of
 from ...calls.outcomes import timeout_problem
 from ...calls.runtime import Runtime
-from ...calls.supervised_commands import REPORT_MARGIN_MS, InteractiveProcess, run_shielded
+from ...calls.supervised_commands import InteractiveProcess, run_shielded
 from ...core.envelope import Envelope, Problem, Warning_
 from ...core.errors import Ending, Failure, SideEffects
 from ...core.json_values import as_text
 from ...core.limits import NS_PER_MS, ClockKind, Clocks, format_duration
 from ...core.value_types import entity, field, replace, value
 from ...net.tool_call import load_client
+from ...supervise.client import REPORT_LIMIT_MS
 from ...supervise.clock import monotonic_ns
 from ...supervise.command_task import LOOKED_AT
-from ...supervise.kill import VERIFY_LIMIT_MS
 from ...worker.context import CallListener, Scope, current_scope
 from ._step_text import StepText
 from .provider import StepCall, duration_ms
@@ -131,7 +131,7 @@ class AgentTools:
             if not task.cancelling():
                 task.cancel()
         if self._running:
-            limit_s = (self._call.bound.grace_ms + VERIFY_LIMIT_MS + REPORT_MARGIN_MS) / 1000
+            limit_s = (self._call.bound.grace_ms + REPORT_LIMIT_MS) / 1000
             await asyncio.wait(self._running, timeout=limit_s)
         await asyncio.gather(*(server.opened.aclose() for server in self._servers), return_exceptions=True)
 
