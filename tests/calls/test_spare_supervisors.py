@@ -1,6 +1,7 @@
 """A supervisor whose command is gone runs the next one, and nothing of the first is noticed there."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -81,7 +82,12 @@ def test_no_output_of_the_first_is_asked_for_while_the_next_runs(monkeypatch: py
 
 def test_of_many_at_once_only_a_few_supervisors_stay_and_none_when_the_runtime_is_closed() -> None:
     def supervisors() -> list[psutil.Process]:
-        return [child for child in psutil.Process().children(recursive=True) if child.name() == "shotclock-sup"]
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # those that do not stay end meanwhile
+                if child.name() == "shotclock-sup":
+                    found.append(child)
+        return found
 
     async def scenario() -> list[psutil.Process]:
         async with Runtime() as runtime:

@@ -338,9 +338,8 @@ class CommandReport:
 
     @classmethod
     def unpack(cls, packed: dict[str, object]) -> CommandReport:
-        for name in ("stdout", "stderr"):
-            packed[name] = Captured(*packed[name])  # type: ignore[misc]
-        return cls(**packed)  # type: ignore[arg-type]
+        streams = {name: Captured(*packed[name]) for name in ("stdout", "stderr")}  # type: ignore[misc]
+        return cls(**{**packed, **streams})  # type: ignore[arg-type]
 
 
 class Order:
