@@ -3,8 +3,6 @@
     running -> limit reached: stopped -> ended within the grace, or abandoned (inline), or its process killed
 
 All transitions happen on the caller's loop, so exactly one of result and limit wins.
-
-docs/design.md: R22, R23.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A call and its two ends: `admit` starts its clocks before anything runs, `answer` makes its envelope.
-
-docs/design.md: R1.
-"""
+"""A call and its two ends: `admit` starts its clocks before anything runs, `answer` makes its envelope."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Control of running calls: the soft limit, overtime, and winding down.
 
 The control of a call lives on the loop that waits for the call. Winding down reaches
-all calls inside a call, each a little earlier, so that the inner answers arrive in time. docs/design.md: R47.
+all calls inside a call, each a little earlier, so that the inner answers arrive in time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The control channel of a process: a socket where processes of the same user control its running calls.
 
 A request is one line of JSON, and so is the answer. The socket's name contains the identity of its process, so the
-process that holds a run can be found. The address given to a command is valid for its own call. docs/design.md: R53.
+process that holds a run can be found. The address given to a command is valid for its own call.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ The child processes of a runtime, each started when it is first needed, and the 
     zygote ─┬─ supervisors ── commands
             └─ supervisor ── preloaded zygote ── supervisors ─┬─ workers
                                                               └─ the shared process
-
-docs/design.md: R29.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The preloaded zygote as the runtime sees it: a process with the users' modules imported, which forks the workers.
 
 It may hang in an import or be killed; the next request starts another.
-
-docs/design.md: R30.
 """
 
 from __future__ import annotations

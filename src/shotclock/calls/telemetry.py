@@ -1,4 +1,4 @@
-"""Spans for OpenTelemetry, recorded by a thread so that they never delay or break a call. docs/design.md: R44."""
+"""Spans for OpenTelemetry, recorded by a thread so that they never delay or break a call."""
 
 from __future__ import annotations
 

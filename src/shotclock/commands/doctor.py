@@ -3,7 +3,7 @@
 Each probe runs in a child that is killed on time (`forked`), because a dead mount or `/proc` entry may hang it. A
 leftover is past its deadline with no supervisor above it, found by the inherited SHOTCLOCK_DEADLINE_NS (which children
 left by `exec --leave-children` do not get). Only `sweep_away` kills, and only processes of this user that are overdue,
-unguarded and not at a terminal. docs/design.md: R18.
+unguarded and not at a terminal.
 """
 
 from __future__ import annotations

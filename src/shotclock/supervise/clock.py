@@ -1,4 +1,4 @@
-"""The only reader of time: monotonic nanoseconds, comparable across processes of one boot. docs/design.md: R4, R5."""
+"""The only reader of time: monotonic nanoseconds, comparable across processes of one boot."""
 
 from __future__ import annotations
 

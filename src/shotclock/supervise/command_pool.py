@@ -4,7 +4,7 @@
 
 A thread takes a spare supervisor, or has one forked, and speaks to it over a socket of its own. The zygote is detached:
 the program may wait for all of its children, and must not find one of ours. It ends with the sockets of the program, as
-the supervisors do. A fork of the program has a pool of its own. docs/design.md: R74.
+the supervisors do. A fork of the program has a pool of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A command: its task, start, output, messages, and the report at the end. docs/design.md: R16."""
+"""A command: its task, start, output, messages, and the report at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of processes of a call: where no person answers, programs must not ask. docs/design.md: R5, R44."""
+"""The environment of processes of a call: where no person answers, programs must not ask."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
     program (holds the clock) ── child (runs the function) ── anything
 
 A file system or a `/proc` entry that does not answer hangs the child, and the program still answers on time.
-docs/design.md: R17.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 polls, such a descriptor, and no thread waits for anything else: a socket, a file watcher or another process of the
 tree could wake it without input. What cannot be seen (another user's process, an unknown machine) is never claimed.
 
-Only imported where there is a limit on such a wait. docs/design.md: R16b.
+Only imported where there is a limit on such a wait.
 """
 
 from __future__ import annotations

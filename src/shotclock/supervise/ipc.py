@@ -2,8 +2,6 @@
 
 Marshal is built in and knows no classes, so a message can neither run code nor cost an import. Values of users travel
 pickled inside a message and are only opened where they belong.
-
-docs/design.md: R25.
 """
 
 from __future__ import annotations

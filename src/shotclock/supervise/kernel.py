@@ -4,7 +4,7 @@ Outside Linux `become_subreaper` fails: there an orphan is killed only with the 
 
 The identity of a process is its pid, start time and boot, because pids are reused. A process that cannot be seen from
 here (another machine, another pid namespace) is assumed to be alive: the opposite mistake would take a lock from its
-owner. docs/design.md: R8, R35.
+owner.
 """
 
 from __future__ import annotations

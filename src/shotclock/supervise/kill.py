@@ -1,4 +1,4 @@
-"""Killing of process trees, verified by waitpid below a subreaper, else by /proc. docs/design.md: R12, R13, R14."""
+"""Killing of process trees, verified by waitpid below a subreaper, else by /proc."""
 
 from __future__ import annotations
 

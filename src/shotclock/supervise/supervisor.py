@@ -4,7 +4,7 @@
 
 It is a subreaper, so on Linux all processes of the work stay below it. It holds the limits, so a stuck caller cannot
 delay a kill, and the other end of the caller's socket, so when the caller dies everything below is killed. It runs our
-code only, has one thread, and while it has work, it waits at most to the next limit. docs/design.md: R7, R10, R15.
+code only, has one thread, and while it has work, it waits at most to the next limit.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ imports the users' modules (an import may hang, so it is supervised) and forks a
 
 A supervisor lives as long as its own socket to the runtime, not as its zygote. One whose work is gone starts the next,
 which saves forks of a large process. Both zygotes are subreapers: the orphans of a killed supervisor become children of
-its zygote, which kills them. docs/design.md: R11, R29b, R58.
+its zygote, which kills them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The shared worker: many functions in one process, whose limits the runtime holds.
 
-Async functions run on its loop, and each sync one in a thread of its own. docs/design.md: R29, R29a, R29c.
+Async functions run on its loop, and each sync one in a thread of its own.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Those are killed when a limit ends the call, or listed. Python's functions that 
 the new process for its call, and marks its environment, which finds daemons and background jobs. Not found are
 processes started by `os.system` or `os.forkpty`, under another loop than asyncio's, in a thread that the call made
 itself, or orphaned with an environment of their own or with that of `multiprocessing`'s fork server.
-
-docs/design.md: R29a.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 An async lifespan lives in one task, and a sync one in a thread of its own, from its opening to its end: task groups
 and connections to SQLite demand that.
-
-docs/design.md: R29c.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Program of a worker process: take a call, run its function, send the result, and stay warm.
 
 A worker runs one call at a time and arms a timer for it; its supervisor kills it at the limit. The other kind is in
-`shared_worker.py`. docs/design.md: R19.
+`shared_worker.py`.
 """
 
 from __future__ import annotations
