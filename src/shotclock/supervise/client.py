@@ -10,7 +10,7 @@ threads of `shotclock.run`), `calls.supervised_commands` has an event loop.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from ..core.limits import NS_PER_MS, ClockKind
 from .command_task import CommandReport, CommandTask, News, Order
@@ -18,7 +18,15 @@ from .kill import VERIFY_LIMIT_MS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Protocol
+
     from .ipc import Message
+
+    class Reusable(Protocol):
+        @property
+        def is_reusable(self) -> bool: ...
+        def close(self) -> None: ...
+
 
 # How long to wait for a report after the kill and its verification. Longer means that the supervisor is broken.
 REPORT_MARGIN_MS = 3_000
@@ -234,13 +242,7 @@ class StopSignals:
         return (Order.KILL, self.first) if now_ns - self._first_ns > ONE_WISH_MS * NS_PER_MS else None
 
 
-class Reusable(Protocol):
-    @property
-    def is_reusable(self) -> bool: ...
-    def close(self) -> None: ...
-
-
-R = TypeVar("R", bound=Reusable)
+R = TypeVar("R", bound="Reusable")
 
 
 class Spares(Generic[R]):
