@@ -188,10 +188,7 @@ def _overtime_events(call: Call, started_ns: int) -> Iterator[SpanEvent]:
         yield SpanEvent(f"shotclock.overtime.{request.verdict.value}", decided_ns, decided)
     if (stop := call.winding_down) is not None:
         within_ms = max(0, stop.until_ns - stop.at_ns) // NS_PER_MS
-        stopped: dict[str, Attribute] = {
-            "shotclock.wind_down.by": stop.by,
-            "shotclock.wind_down.within_ms": within_ms,
-        }
+        stopped: dict[str, Attribute] = {"shotclock.wind_down.by": stop.by, "shotclock.wind_down.within_ms": within_ms}
         yield SpanEvent("shotclock.wind_down", started_ns + stop.at_ns - call.started_ns, stopped)
 
 

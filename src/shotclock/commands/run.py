@@ -176,8 +176,8 @@ class Command:
         on_start = None
         # Slow to import, and where it is not imported, no call runs. It matters if calls share this process.
         context = sys.modules.get("shotclock.worker.context")
-        if context is not None and (noted := context.note_starts_elsewhere()) is not None:
-            self._task.env[CALL_VARIABLE], on_start = noted
+        if context is not None and (recorder := context.record_starts_elsewhere()) is not None:
+            self._task.env[CALL_VARIABLE], on_start = recorder
             self._task.announced = True
             deadlines.append(context.current_scope.get().deadline)
         return min((deadline.at_ns for deadline in deadlines if deadline is not None), default=None), on_start

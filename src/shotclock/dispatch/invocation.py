@@ -228,7 +228,7 @@ async def learn(runtime: Runtime, target: Target) -> Catalogue:
 
 async def learn_files(runtime: Runtime, target: Target) -> list[str]:
     """Return the files of an App that was learned, which may change while it is served."""
-    found = await _ask(runtime, "files", "shotclock.worker.source_files", "source_files", {})
+    found = await _ask(runtime, "files", "shotclock.worker.preloading", "source_files", {})
     files = found.value if found.ok else None
     return list(files) if isinstance(files, list) else [target.file] if target.file else []
 

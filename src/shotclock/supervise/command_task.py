@@ -431,12 +431,7 @@ def spawn(task: CommandTask, becomes: dict[int, int]) -> int:
         return _try_each(
             task,
             lambda path: os.posix_spawn(
-                path,
-                task.argv,
-                task.env,
-                file_actions=actions,
-                setsigdef=PYTHON_IGNORES,
-                **apart,
+                path, task.argv, task.env, file_actions=actions, setsigdef=PYTHON_IGNORES, **apart
             ),
         )
     finally:

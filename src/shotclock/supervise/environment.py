@@ -69,10 +69,7 @@ def child_environment(
 
 
 def _deadline_variables(deadline: Deadline) -> dict[str, str]:
-    return {
-        REMAINING_VARIABLE: str(deadline.remaining_ms(monotonic_ns())),
-        DEADLINE_VARIABLE: str(deadline.at_ns),
-    }
+    return {REMAINING_VARIABLE: str(deadline.remaining_ms(monotonic_ns())), DEADLINE_VARIABLE: str(deadline.at_ns)}
 
 
 def quiet_this_process() -> None:

@@ -288,7 +288,7 @@ class SharedCall(RunningCall):
         ended: Future[Any] = Future()
 
         def begin() -> None:
-            # `_has_replied`: of a thread that the function left behind, which is never answered.
+            # `_has_replied`: ignore questions of a thread that outlived its call.
             if self._has_replied or (self._owes_stop and not is_clean_up):
                 coroutine.close()
                 ended.cancel()
@@ -325,20 +325,16 @@ class SharedCall(RunningCall):
         if os.getpid() != self._worker.pid:  # the handler forked and came back twice; its caller waits for one answer
             os._exit(0)
         finished_ns = self._finished_ns or monotonic_ns()
-        if self._is_stopped:
-            await self._until_pools_end(scope)
+        # Threads of `asyncio.to_thread` and the like, which a cancellation does not stop.
+        while self._is_stopped and (left := work_in_pools(scope)):  # bounded by the runtime, which kills this process
+            with contextlib.suppress(asyncio.CancelledError):  # of other code
+                await asyncio.wait(list(map(asyncio.wrap_future, left)))
         self._has_replied = True
         try:
             self._worker.send(Done(self.number, *reply, [], finished_ns))
         except (ValueError, OverflowError) as error:  # gigabytes
             why = f"the result cannot be sent: {error}"
             self._worker.send(Done(self.number, "unserializable", why, [], finished_ns))
-
-    async def _until_pools_end(self, scope: Scope) -> None:
-        """Wait for the threads of `asyncio.to_thread` and the like, which a cancellation does not stop."""
-        while left := work_in_pools(scope):  # bounded by the runtime, which kills this process
-            with contextlib.suppress(asyncio.CancelledError):  # of other code
-                await asyncio.wait(list(map(asyncio.wrap_future, left)))
 
     async def _perform(self) -> Reply:
         try:

@@ -18,11 +18,7 @@ T = TypeVar("T")
 
 LONGEST_URL = 4_000
 REQUIRED_CAPABILITIES = "required_capabilities"  # in the context of a failure: those that the client lacks
-CAPABILITIES = {
-    "elicitation/create": "elicitation",
-    "sampling/createMessage": "sampling",
-    "roots/list": "roots",
-}
+CAPABILITIES = {"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}
 """The capabilities of clients that questions need."""
 _CHOICES = {"enum", "oneOf", "anyOf"}
 _FORMATS = {None, "email", "uri", "date", "date-time"}
@@ -67,7 +63,8 @@ class Form:
         """Raises TypeError for a type that a client cannot ask for."""
         from pydantic import TypeAdapter, create_model  # slow to import, and few commands ask
 
-        self._is_one_value = not _has_fields(of)
+        marks = ("model_fields", "__dataclass_fields__", "__total__")
+        self._is_one_value = not (isinstance(of, type) and any(hasattr(of, mark) for mark in marks))
         try:
             asked = create_model("Asked", answer=(of, ...)) if self._is_one_value else of
             self._adapter: Any = TypeAdapter(asked)
@@ -160,7 +157,8 @@ def sampling_messages(messages: object) -> list[dict[str, Any]]:
         messages = [messages]
     written = []
     for message in messages if isinstance(messages, list | tuple) else [None]:
-        role, content = ("user", message) if isinstance(message, str) else _role_and_content(message)
+        whole = {"role": "user", "content": message} if isinstance(message, str) else message
+        role, content = (whole.get("role"), whole.get("content")) if isinstance(whole, dict) else (None, None)
         if role not in ("user", "assistant") or not isinstance(content, str | dict | list):
             raise TypeError(
                 "ctx.sample: a message is a text, or a dict with role (user or assistant) and content; "
@@ -169,16 +167,6 @@ def sampling_messages(messages: object) -> list[dict[str, Any]]:
         content = {"type": "text", "text": content} if isinstance(content, str) else content
         written.append({"role": role, "content": content})
     return written
-
-
-def _role_and_content(message: object) -> tuple[object, object]:
-    return (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
-
-
-def _has_fields(of: Any) -> bool:
-    return isinstance(of, type) and any(
-        hasattr(of, mark) for mark in ("model_fields", "__dataclass_fields__", "__total__")
-    )
 
 
 def _name(of: Any) -> str:

@@ -7,6 +7,7 @@ mistake is reported at its line.
 from __future__ import annotations
 
 import base64
+import contextlib
 import mimetypes
 import os
 import re
@@ -29,6 +30,7 @@ _TEXT_FORMATS = {
     **{"md": "markdown", "markdown": "markdown"},
 }
 # The first bytes of the formats that are recognised without a name; RIFF files name theirs at the ninth byte.
+# Patterns, in which a dot is any byte.
 _FIRST_BYTES = {
     **{b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"},
     **{b"RIFF....WEBP": "image/webp", b"RIFF....WAVE": "audio/wav", b"OggS": "audio/ogg", b"fLaC": "audio/flac"},
@@ -117,7 +119,10 @@ class File(Content):
             suffix = "" if name and Path(name).suffix else f".{format or mime_type.partition('/')[2]}"
             uri = f"file:///{quote((name or 'resource') + suffix)}"
         inside: Block = {"uri": uri, "mimeType": mime_type}
-        text = _as_text(content) if mime_type.startswith("text/") else None
+        text = None
+        if mime_type.startswith("text/"):
+            with contextlib.suppress(UnicodeDecodeError):
+                text = content.decode()
         inside |= {"blob": _encode(content, uri)} if text is None else {"text": text}
         super().__init__({"type": "resource", "resource": inside, "annotations": _check_annotations(annotations)})
 
@@ -160,18 +165,14 @@ class Message(Content):
     def __init__(self, content: object, role: Literal["user", "assistant"] = "user") -> None:
         if role not in ("user", "assistant"):
             raise ValueError(f"the role of a message is 'user' or 'assistant', not {role!r}")
-        super().__init__({"role": role, "content": _message_block(content)})
+        from ..core.arguments import to_jsonable
+
+        plain = to_jsonable(content)
+        found = None if isinstance(plain, list) else blocks_of(plain)
+        super().__init__({"role": role, "content": found[0] if found else text_block(plain)})
 
     def __repr__(self) -> str:
         return f"<Message of the {self.block['role']}>"
-
-
-def _message_block(content: object) -> Block:
-    from ..core.arguments import to_jsonable
-
-    plain = to_jsonable(content)
-    found = blocks_of(plain) if not isinstance(plain, list) else None
-    return found[0] if found else text_block(plain)
 
 
 def _media(
@@ -187,13 +188,14 @@ def _media(
         format = _check_format(format)
         mime_type = f"{kind}/{formats.get(format, format)}"
     else:
-        mime_type = _recognise(content) or ("" if found is None else mimetypes.guess_type(found.name)[0] or "")
+        recognised = (each for first, each in _FIRST_BYTES.items() if re.match(first, content, re.DOTALL))
+        by_name = "" if found is None else mimetypes.guess_type(found.name)[0] or ""
+        mime_type = next(recognised, by_name)
         if not mime_type.startswith(f"{kind}/"):
             what = "these bytes are" if found is None else f"{found} is"
             raise ValueError(f"{what} no known kind of {kind}: give its format, as in format='png'")
-    name = "the data" if found is None else str(found)
-    encoded = _encode(content, name)
-    return {"type": kind, "data": encoded, "mimeType": mime_type, "annotations": _check_annotations(annotations)}
+    data = _encode(content, "the data" if found is None else str(found))
+    return {"type": kind, "data": data, "mimeType": mime_type, "annotations": _check_annotations(annotations)}
 
 
 def _read(path: str | os.PathLike[str] | None, data: bytes | str | None) -> tuple[bytes, Path | None]:
@@ -228,20 +230,6 @@ def _encode(data: bytes | str, name: str) -> str:
         limit = describe_size(LONGEST_CONTENT * 3 // 4)
         raise Failure("RESULT_TOO_LARGE", f"{name}: {limit} are the most in a result; return a link, or a part of it")
     return encoded
-
-
-def _recognise(content: bytes) -> str | None:
-    for first, mime_type in _FIRST_BYTES.items():
-        if re.match(re.escape(first).replace(rb"\.", b"."), content, re.DOTALL):
-            return mime_type
-    return None
-
-
-def _as_text(content: bytes) -> str | None:
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 def _check_format(format: str) -> str:

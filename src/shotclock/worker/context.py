@@ -1,7 +1,7 @@
 """Context of a running handler, and the processes that it started where calls share a process.
 
-Those are killed when a limit ends the call, or listed. Python's functions that start processes are wrapped: each notes
-the new process for its call, and marks its environment, which finds daemons and background jobs. Not found are
+Those are killed when a limit ends the call, or listed. Python's functions that start processes are wrapped: each
+records the new process for its call, and marks its environment, which finds daemons and background jobs. Not found are
 processes started by `os.system` or `os.forkpty`, under another loop than asyncio's, in a thread that the call made
 itself, or orphaned with an environment of their own or with that of `multiprocessing`'s fork server.
 """
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import Context as Variables
 from contextvars import ContextVar, copy_context
 from functools import partial
@@ -334,7 +334,13 @@ class Context(Generic[S]):
 
     def _ask_client(self, method: str, params: Mapping[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
         answer = self.link.ask(ASK_CLIENT, {"name": str(name), "method": method, "params": params})
-        return _read_later(answer, read) if inspect.isawaitable(answer) else read(answer)
+        if not inspect.isawaitable(answer):
+            return read(answer)
+
+        async def read_later() -> Any:
+            return read(await answer)
+
+        return read_later()
 
     def resource_updated(self, uri: str) -> Any:
         """Notify the clients of the server that listen to a resource. Await it if async."""
@@ -368,10 +374,6 @@ def check_question(params: Mapping[str, Any], asked: int) -> None:
         raise Failure("CANNOT_ASK", f"the question has {length} characters, {LONGEST_QUESTION} are the most")
 
 
-async def _read_later(answer: Awaitable[Any], read: Callable[[Any], Any]) -> Any:
-    return read(await answer)
-
-
 def context_class(hint: Any) -> type[Context]:
     """Return the class that the annotation of `ctx` names, alone or in a union: Context or a subclass of it."""
     for named in (hint, *get_args(hint)):
@@ -390,7 +392,7 @@ def _number(name: str, given: Any) -> float:
     return number
 
 
-_UNSEEN = -1  # the start of a process that could not be looked at when it was noted
+_UNSEEN = -1  # the start of a process that could not be looked at when it was recorded
 
 
 class StartedProcesses:
@@ -415,7 +417,9 @@ class StartedProcesses:
     def alive(self) -> list[int]:
         """Return the living processes, with their descendants. Raises OSError if they cannot be looked for."""
         roots = [pid for pid, start in self._pids.items() if start in (kernel.start_of(pid), _UNSEEN)]
-        roots += _find_marked(f"{CALL_VARIABLE}={self.mark}".encode())
+        names = os.listdir("/proc") if os.path.isdir("/proc") else ()
+        entry = f"{CALL_VARIABLE}={self.mark}".encode()
+        roots += (int(name) for name in names if name.isdecimal() and entry in kernel.environment_of(int(name)))
         found = dict.fromkeys(pid for root in roots for pid in (root, *kernel.descendants(root)))
         return [pid for pid in found if pid != os.getpid() and not kernel.is_zombie(pid)]
 
@@ -473,7 +477,7 @@ def give_up_started(scope: Scope) -> StartedProcesses:
 
 
 def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> None:
-    """Note the processes that calls start. A listener is called in the thread that starts one."""
+    """Record the processes that calls start. A listener is called in the thread that starts one."""
     global _listener, _is_watching
     _listener = listener
     if _is_watching:
@@ -481,41 +485,42 @@ def watch(listener: Callable[[StartedProcesses, int], None] | None = None) -> No
     _is_watching = True
     from multiprocessing.process import BaseProcess
 
-    fork_exec = _note_starts(_posixsubprocess.fork_exec, _EXEC_ENVIRONMENT)
+    fork_exec = _record_starts(_posixsubprocess.fork_exec, _EXEC_ENVIRONMENT)
     setattr(_posixsubprocess, "fork_exec", fork_exec)  # noqa: B010  what multiprocessing uses
     setattr(subprocess, "_fork_exec", fork_exec)  # noqa: B010
     for name in ("posix_spawn", "posix_spawnp"):
-        setattr(os, name, _note_starts(getattr(os, name), _SPAWN_ENVIRONMENT))
-    os.fork = _note_starts(os.fork, None)
+        setattr(os, name, _record_starts(getattr(os, name), _SPAWN_ENVIRONMENT))
+    os.fork = _record_starts(os.fork, None)
     pool = concurrent.futures.ThreadPoolExecutor
     pool.submit = _submit_in_context(pool.submit)  # type: ignore[method-assign]
-    setattr(BaseProcess, "start", _note_process(BaseProcess.start))  # noqa: B010
+    setattr(BaseProcess, "start", _record_process(BaseProcess.start))  # noqa: B010
 
 
-def _note_process(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
-    """Wrap a start of `multiprocessing` to note the process, whose parent may be the fork server."""
+def _record_process(start: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
+    """Wrap a start of `multiprocessing` to record the process, whose parent may be the fork server."""
 
-    def start_and_note(process: BaseProcess) -> None:
+    def start_and_record(process: BaseProcess) -> None:
         start(process)
-        if process.pid is not None and (elsewhere := note_starts_elsewhere()) is not None:
+        if process.pid is not None and (elsewhere := record_starts_elsewhere()) is not None:
             elsewhere[1](process.pid)
 
-    return start_and_note
+    return start_and_record
 
 
-def note_starts_elsewhere() -> tuple[str, Callable[[int], None]] | None:
-    """Return the mark of the call that runs, and a function that notes a process which another one started for it."""
+def record_starts_elsewhere() -> tuple[str, Callable[[int], None]] | None:
+    """Return the mark of the call that runs, and a function that records a process which another one started for it."""
     scope = current_scope.get()
     if scope is None:
         return None
-    started = _started.setdefault(scope, StartedProcesses())
+    if (started := _started.get(scope)) is None:
+        started = _started.setdefault(scope, StartedProcesses())
 
-    def note(pid: int) -> None:
+    def record_start(pid: int) -> None:
         started.add(pid)
         if _listener is not None:
             _listener(started, pid)
 
-    return started.mark, note
+    return started.mark, record_start
 
 
 def _submit_in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
@@ -539,28 +544,28 @@ def work_in_pools(scope: Scope) -> list[Future[Any]]:
     return list(_submitted.get(scope, ()))
 
 
-def _note_starts(start: Callable[..., int], environment_at: int | None) -> Callable[..., int]:
-    """Wrap a function that starts processes to note them for the call that runs."""
+def _record_starts(start: Callable[..., int], environment_at: int | None) -> Callable[..., int]:
+    """Wrap a function that starts processes to record them for the call that runs."""
 
-    def note_and_start(*arguments: Any, **named: Any) -> int:
+    def record_and_start(*arguments: Any, **named: Any) -> int:
         scope = current_scope.get()
-        if scope is None or (environment_at == _EXEC_ENVIRONMENT and _starts_helper(arguments[0])):
+        texts = [word for word in arguments[0] if isinstance(word, str)] if environment_at == _EXEC_ENVIRONMENT else ()
+        # A helper of all calls belongs to none.
+        is_helper = any(f"from {name} import main" in text for text in texts for name in KEPT_BY_PYTHON)
+        recorder = None if is_helper else record_starts_elsewhere()
+        if scope is None or recorder is None:
             return start(*arguments, **named)
-        started = _started.get(scope)
-        if started is None:
-            started = _started.setdefault(scope, StartedProcesses())
+        mark, record_start = recorder
         if environment_at is not None and len(arguments) > environment_at:
-            own = {CALL_VARIABLE: started.mark, OVERTIME_VARIABLE: scope.overtime_address}
+            own = {CALL_VARIABLE: mark, OVERTIME_VARIABLE: scope.overtime_address}
             changed = _with_variables(arguments[environment_at], own, as_list=environment_at == _EXEC_ENVIRONMENT)
             arguments = (*arguments[:environment_at], changed, *arguments[environment_at + 1 :])
         pid = start(*arguments, **named)
         if pid > 0:
-            started.add(pid)
-            if _listener is not None:
-                _listener(started, pid)
+            record_start(pid)
         return pid
 
-    return note_and_start
+    return record_and_start
 
 
 def _with_variables(environment: Any, own: Mapping[str, str], *, as_list: bool) -> Any:
@@ -572,17 +577,6 @@ def _with_variables(environment: Any, own: Mapping[str, str], *, as_list: bool) 
     changed = {name: value for name, value in environment.items() if os.fsdecode(name) not in own}
     changed |= {os.fsencode(name): os.fsencode(value) for name, value in own.items() if value}
     return [name + b"=" + value for name, value in changed.items()] if as_list else changed
-
-
-def _find_marked(entry: bytes) -> list[int]:
-    names = os.listdir("/proc") if os.path.isdir("/proc") else ()
-    return [int(name) for name in names if name.isdecimal() and entry in kernel.environment_of(int(name))]
-
-
-def _starts_helper(words: Iterable[object]) -> bool:
-    """Return whether a command is a helper of all calls, which belongs to none."""
-    texts = [word for word in words if isinstance(word, str)]
-    return any(f"from {name} import main" in text for text in texts for name in KEPT_BY_PYTHON)
 
 
 def helpers_of_python() -> set[int]:

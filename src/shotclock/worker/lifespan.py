@@ -45,7 +45,9 @@ class Lifespan:
             function = asynccontextmanager(function)
         elif inspect.isgeneratorfunction(function):
             function = contextmanager(function)
-        made = function(self.app) if _takes_app(function) else function()
+        parameters = read_parameters(function).parameters.values()
+        takes_app = any(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
+        made = function(self.app) if takes_app else function()
         if not hasattr(made, "__aenter__") and not hasattr(made, "__enter__"):
             raise TypeError(f"the lifespan yields the state, or returns a context manager, not a {type(made).__name__}")
         return made  # type: ignore[no-any-return]
@@ -66,11 +68,6 @@ def check_lifespan(function: Callable[..., Any]) -> None:
     ]
     if len(needed) > 1 or any(each.kind is each.KEYWORD_ONLY for each in needed):
         raise TypeError(f"the lifespan {name} takes no parameter, or one that receives the App")
-
-
-def _takes_app(function: Callable[..., Any]) -> bool:
-    parameters = read_parameters(function).parameters.values()
-    return any(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
 
 
 class NotOpened(Exception):
@@ -180,10 +177,7 @@ class _Life:
                 self._loop.call_soon_threadsafe(self._offer, state)
                 self._thread_closing.wait()  # unbounded on purpose: as long as its process
         finally:
-            self._loop.call_soon_threadsafe(self._note_thread_end)
-
-    def _note_thread_end(self) -> None:
-        self._thread_ended = True
+            self._loop.call_soon_threadsafe(setattr, self, "_thread_ended", True)
 
     def _offer(self, state: object) -> None:
         if not self.opened.done():

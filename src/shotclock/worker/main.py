@@ -27,15 +27,7 @@ from . import messages
 from ._shared_worker import SharedWorker
 from .context import Context, Stopped, helpers_of_python
 from .messages import BEGUN, SHARED, Answer, Ask, Done, FurtherCall, Logged, Partial, Progress, Run, Step, open_memory
-from .running_call import (
-    Reply,
-    RunningCall,
-    event_loop,
-    read_stdin_from,
-    reply_to_error,
-    reply_to_result,
-    take_answer,
-)
+from .running_call import Reply, RunningCall, event_loop, read_stdin_from, reply_to_error, reply_to_result, take_answer
 
 inside_worker = False
 """True in a worker and in its zygote: no runtime may be started there."""

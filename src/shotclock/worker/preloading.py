@@ -7,6 +7,7 @@ import importlib
 import os
 import socket
 import sys
+import sysconfig
 import types
 import warnings
 from typing import NoReturn
@@ -16,10 +17,11 @@ from ..supervise.zygote import ZYGOTE_NAME, serve_forks
 from . import main as worker_main
 from . import running_call
 
+MOST_FILES = 2_000
+
 
 def become_zygote_of(requests: socket.socket) -> NoReturn:
     """Become a zygote in a fork of the program itself, with everything imported."""
-
     worker_main.inside_worker = True
     sys.modules[running_call.MAIN_ALIAS] = sys.modules["__main__"]
     kernel.name_process(ZYGOTE_NAME)
@@ -56,7 +58,7 @@ def prepare(
         with contextlib.suppress(BaseException):  # a program may exit when it is imported
             importlib.import_module(name)
     try:
-        _import_main(main_module, main_file, running_call.MAIN_ALIAS)
+        _import_main(main_module, main_file)
     except BaseException as error:
         running_call.main_import_error = f"{type(error).__name__}: {error}"
     for module, name in handlers:
@@ -69,16 +71,25 @@ def prepare(
     worker_main.prepare_forks()
 
 
-def _import_main(main_module: str | None, main_file: str | None, name: str) -> None:
+def _import_main(main_module: str | None, main_file: str | None) -> None:
     """Import the main program under another name, so that its functions can be found."""
     import runpy
 
-    if main_module is None and main_file is None:
-        return
-    module = types.ModuleType(name)
+    name = running_call.MAIN_ALIAS
     if main_module is not None:
         namespace = runpy.run_module(main_module, run_name=name, alter_sys=True)
+    elif main_file is not None:
+        namespace = runpy.run_path(main_file, run_name=name)
     else:
-        namespace = runpy.run_path(str(main_file), run_name=name)
+        return
+    module = sys.modules["__main__"] = sys.modules[name] = types.ModuleType(name)
     module.__dict__.update(namespace)
-    sys.modules["__main__"] = sys.modules[name] = module
+
+
+def source_files() -> list[str]:
+    """Return the files that the program was imported from: neither installed nor ours."""
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    foreign = tuple(os.path.join(folder, "") for folder in (*installed, os.path.dirname(os.path.dirname(__file__))))
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    paths = {os.path.realpath(file) for file in files if isinstance(file, str) and file.endswith(".py")}
+    return sorted(path for path in paths if not path.startswith(foreign))[:MOST_FILES]

@@ -173,12 +173,8 @@ class RunningCall:
     def ask(self, question: str, value: object) -> Any:
         return self.answer_to(Ask(self.number, next(_questions), question, pickle.dumps(value)), _unpickle_answer)
 
-    def answer_to(self, message: FurtherCall | Ask, unpickle: Callable[[bytes], Any]) -> Any:
-        """Return the answer to a question. An async function awaits it: its loop runs meanwhile."""
-        return self._await_answer(message, unpickle)
-
-    async def _await_answer(self, message: FurtherCall | Ask, unpickle: Callable[[bytes], Any]) -> Any:
-        """Ask and await the answer. The call's own limit cancels us here."""
+    async def answer_to(self, message: FurtherCall | Ask, unpickle: Callable[[bytes], Any]) -> Any:
+        """Return the answer to a question. The call's own limit cancels us here."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         _awaited[message.question] = answer
         self.send(message)
