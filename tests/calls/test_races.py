@@ -105,7 +105,7 @@ def open_descriptors() -> int:
 def test_a_result_that_is_finished_exactly_at_the_bell_counts(
     late_ns: int, code: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take_result = Worker._take_result
+    take_result = Worker._handle_result
 
     def finished_then(worker: Worker, call: ProcessCall, done: Done) -> None:
         bell = call.call.bound.bell
@@ -114,7 +114,7 @@ def test_a_result_that_is_finished_exactly_at_the_bell_counts(
 
     async def scenario() -> Envelope:
         async with a_runtime() as runtime:
-            monkeypatch.setattr(Worker, "_take_result", finished_then)
+            monkeypatch.setattr(Worker, "_handle_result", finished_then)
             return await runtime.call("echo", {"value": 7}, SOON)
 
     assert run(scenario()).code == code

@@ -171,13 +171,13 @@ class HandlerWork(Work):
         if self._idle is not None:  # saving a partial result may be silent
             self._idle.cancel()
 
-    def note_progress(self, done: float, total: float | None, unit: str | None) -> None:
-        control_of(self._call).note_progress(done, total, unit)
+    def record_progress(self, done: float, total: float | None, unit: str | None) -> None:
+        control_of(self._call).record_progress(done, total, unit)
         self.listener.progress(done, total, unit)
 
-    def note_text(self, text: str) -> None:
+    def record_text(self, text: str) -> None:
         if text:
-            control_of(self._call).note_sign_of_life()
+            control_of(self._call).record_sign_of_life()
         self.listener.wrote(text)
 
     def keep_partial(self, result: object, changes: Sequence[str]) -> None:
@@ -250,7 +250,7 @@ class InlineCall(HandlerWork):
         raise Failure("STATE_UNAVAILABLE", f"{self._call.name} runs inline, and ctx.state is in the shared process")
 
     def progress(self, done: float, total: float | None, unit: str | None) -> None:
-        self._report(partial(self.note_progress, done, total, unit))
+        self._report(partial(self.record_progress, done, total, unit))
 
     def step(self, name: str) -> None:
         self._report(partial(self.listener.step, name))
@@ -259,7 +259,7 @@ class InlineCall(HandlerWork):
         self._report(partial(self.listener.log, level, message, logger))
 
     def write(self, text: str) -> None:
-        self._report(partial(self.note_text, text))
+        self._report(partial(self.record_text, text))
 
     def keep(self, result: object) -> None:
         try:
@@ -279,9 +279,9 @@ class InlineCall(HandlerWork):
     def _report(self, note: Callable[[], None]) -> None:
         """Take news of the handler, also from a thread that it started."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._take_news, note)
+            self._loop.call_soon_threadsafe(self._handle_news, note)
 
-    def _take_news(self, note: Callable[[], None]) -> None:
+    def _handle_news(self, note: Callable[[], None]) -> None:
         self.sign_of_life()
         if not self._is_abandoned:
             note()
@@ -564,7 +564,7 @@ class ProcessCall(HandlerWork):
 
     # --- in the shared process -------------------------------------------------------------------------------
 
-    def note_rebuilt(self, why: str, ago_ns: int) -> None:
+    def record_rebuilt(self, why: str, ago_ns: int) -> None:
         """Note that the state of the App was opened anew before this call."""
         self._warnings = (rebuilt_warning(why, ago_ns),)
 
@@ -585,7 +585,7 @@ class ProcessCall(HandlerWork):
             left_ns = max(0, self.overdue_ns - MARGIN_NS - monotonic_ns())
             self.started.stop_beside(self._loop, then, grace_ns=left_ns)
 
-    def take_shared_result(self, done: Done) -> None:
+    def handle_shared_result(self, done: Done) -> None:
         """Take the answer of the shared process, once the call's processes are stopped or listed."""
         self.disarm()
         settle = partial(self._settle, done)

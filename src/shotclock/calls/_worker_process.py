@@ -240,7 +240,7 @@ class Worker:
             self.is_ending = True
             unbegun = self.take_back()
             self._order_end(Order.KILL, why)
-            self._note_lost_states()
+            self._record_lost_states()
             self._pool.on_leaving(self)
             self._pool.put_first(unbegun)
 
@@ -265,13 +265,13 @@ class Worker:
         self.is_closing_states = True
         self.send(CloseStates())
 
-    def _note_states_closed(self) -> None:
+    def _record_states_closed(self) -> None:
         if not self.states_closed.done():
             self.states_closed.set_result(None)
 
-    def _note_lost_states(self) -> None:
+    def _record_lost_states(self) -> None:
         if self._opened and self._ordered != CLOSING:
-            self._pool.note_lost_states(self._opened, f"the shared process was replaced, {self.replacement.blame()}")
+            self._pool.record_lost_states(self._opened, f"the shared process was replaced, {self.replacement.blame()}")
 
     # --- messages of the process ----------------------------------------------------------------------------
 
@@ -283,12 +283,12 @@ class Worker:
         except ipc.Broken:  # its supervisor reports how it ended
             self._loop.remove_reader(self._calls.fileno())
             return
-        self._take_all(received)
+        self._handle_all(received)
 
-    def _take_all(self, received: list[ipc.Message]) -> None:
+    def _handle_all(self, received: list[ipc.Message]) -> None:
         for message in received:
             try:
-                self._take(message)
+                self._handle(message)
             except Exception as error:  # of a listener to progress; the answer behind it must not be lost
                 self._loop.call_exception_handler({"message": "shotclock worker", "exception": error})
 
@@ -298,21 +298,21 @@ class Worker:
             for _ in range(MOST_READS):
                 if not self.calls or self._calls.fileno() < 0:
                     break
-                self._take_all(self._replies.receive())
+                self._handle_all(self._replies.receive())
 
-    def _take(self, message: ipc.Message) -> None:
+    def _handle(self, message: ipc.Message) -> None:
         if isinstance(message, NeverMind):
             if (further := self._further.get(message.question)) is not None:
                 further.cancel()
             return
         if isinstance(message, StatesClosed):
-            self._note_states_closed()
+            self._record_states_closed()
             return
         call = self.calls.get(message[0])
         if isinstance(message, Opened):
             self._opened.add(message.app)
-            if call is not None and (lost := self._pool.find_lost_state(message.app, message.why_again)):
-                call.note_rebuilt(*lost)
+            if call is not None and (lost := self._pool.get_lost_state(message.app, message.why_again)):
+                call.record_rebuilt(*lost)
             return
         if call is None:
             return
@@ -320,10 +320,10 @@ class Worker:
             case Done() if self.is_shared:
                 self._sign_ns = monotonic_ns()
                 del self.calls[call.number]
-                call.take_shared_result(message)
+                call.handle_shared_result(message)
                 self._pool.on_free(self)
             case Done():
-                self._take_result(call, message)
+                self._handle_result(call, message)
             case Heard():
                 self._sign_ns = monotonic_ns()
                 call.on_heard()
@@ -331,7 +331,7 @@ class Worker:
                 call.has_started(message.mark, message.pid)
             case Progress():
                 call.sign_of_life()
-                call.note_progress(message.done, message.total, message.unit)
+                call.record_progress(message.done, message.total, message.unit)
             case Step():
                 call.sign_of_life()
                 call.listener.step(message.name)
@@ -341,7 +341,7 @@ class Worker:
                     call.keep_partial(messages.unpickle(message.value), message.changes)
             case Wrote():
                 call.sign_of_life()
-                call.note_text(message.text)
+                call.record_text(message.text)
             case Logged():
                 call.sign_of_life()
                 call.listener.log(message.level, message.message, message.logger)
@@ -350,7 +350,7 @@ class Worker:
             case messages.FurtherCall():
                 self._answer_later(message.question, partial(_answer_call, call, message))
 
-    def _take_result(self, call: ProcessCall, done: Done) -> None:
+    def _handle_result(self, call: ProcessCall, done: Done) -> None:
         bell = call.call.bound.bell
         to_bell_ns = inf if bell is None else bell.at_ns - done.finished_ns
         if to_bell_ns < 0:  # too late: it is answered when its supervisor reports the end
@@ -462,10 +462,10 @@ class Worker:
         self._close_tokens()
         self._words = memoryview(bytearray(self._words)).cast("Q")  # lets go of the memory and its descriptor
         self.gone.set_result(report)
-        self._note_states_closed()
+        self._record_states_closed()
         if not self._ordered:
             self.replacement = Replacement(had_state=bool(self._opened))
-            self._note_lost_states()
+            self._record_lost_states()
         if report is None or report.unstartable is not None or report.survivors:
             self.is_up = self.is_up and (report is None or report.unstartable is None)
             self._control.close()

@@ -572,7 +572,7 @@ def _render(call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> Envelope
         meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
     if problem is not None and problem.outside is not None and call.tool.is_served and not call.tool.debug:
-        problem = replace(problem, message=_tell_outside(call, problem))
+        problem = replace(problem, message=_public_message(call, problem))
     if outcome.traceback and problem is not None and call.tool.debug:
         problem = replace(problem, context={**(problem.context or {}), "traceback": outcome.traceback})
     return build_envelope(
@@ -586,7 +586,7 @@ def _render(call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> Envelope
     )
 
 
-def _tell_outside(call: Call, problem: Problem) -> str:
+def _public_message(call: Call, problem: Problem) -> str:
     """Return the public message of an exception, and for a bug the place of its details."""
     if problem.code != "INTERNAL_ERROR":
         return problem.outside or ""

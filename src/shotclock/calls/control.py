@@ -123,11 +123,11 @@ class CallControl:
             at_ms, took_ms = (began_ns - self.call.started_ns) // NS_PER_MS, (now_ns - began_ns) // NS_PER_MS
             self._report(self.call.overtime.note_unanswered(at_ms, asked_by, took_ms))
 
-    def note_sign_of_life(self) -> None:
+    def record_sign_of_life(self) -> None:
         """Record output or an ended inner call, for an observer."""
         self.signs += 1
 
-    def note_progress(self, done: float, total: float | None, message: str | None) -> None:
+    def record_progress(self, done: float, total: float | None, message: str | None) -> None:
         self.signs += 1
         at_ms = (monotonic_ns() - self.call.started_ns) // NS_PER_MS
         self.progress.append({"at_ms": at_ms, "done": done, "total": total, "message": message})
@@ -305,12 +305,12 @@ class CallControl:
         moved_ms = moved.limit_ms - call.bound.limit_ms
         if clocks.timeout_ms:
             call.time.clocks = replace(clocks, timeout_ms=clocks.timeout_ms + moved_ms)
-        if self._take_bound(moved):
+        if self._apply_bound(moved):
             return moved_ms
         call.time.clocks = clocks
         return 0
 
-    def _take_bound(self, moved: Bound) -> bool:
+    def _apply_bound(self, moved: Bound) -> bool:
         """Move the timeout of the work and of its inner calls. Return False if the work does not allow it."""
         call, before = self.call, self.call.bound
         call.time.bound = moved
@@ -325,7 +325,7 @@ class CallControl:
                 control.loop.call_soon_threadsafe(control.follow_caller, moved.bell)
         return True
 
-    def find_current(self, deadline: Deadline | None) -> Deadline | None:
+    def get_current(self, deadline: Deadline | None) -> Deadline | None:
         """Return the present form of a deadline of this call."""
         if any(deadline is former for former in self._former_bells):
             return self.call.bound.bell
@@ -355,7 +355,7 @@ class CallControl:
             moved = replace(moved, owner=call.time.parent_owner, source=parent)
         elif bound.owner != call.name:
             moved = replace(moved, owner=call.name)
-        if self._take_bound(moved):
+        if self._apply_bound(moved):
             return True
         call.time.parent, call.time.clocks = before
         return False
@@ -418,7 +418,7 @@ class CallControl:
                 if clocks.timeout_ms:
                     call.time.clocks = replace(clocks, timeout_ms=clocks.timeout_ms - back_ms)
                 limit_ms = call.bound.limit_ms - back_ms
-                self._take_bound(replace(lent, bell=bell, limit_ms=limit_ms, source=bell))
+                self._apply_bound(replace(lent, bell=bell, limit_ms=limit_ms, source=bell))
         if self._soft_ns is not None:
             self._set_soft(self._soft_ns + took_ms * NS_PER_MS)
 
@@ -527,7 +527,7 @@ def leave(call: Call) -> None:
     live_calls.pop(call.request_id, None)
     outer = call.inside_of
     if outer is not None and outer.control is not None and call.name != OBSERVER_NAME:
-        outer.control.note_sign_of_life()
+        outer.control.record_sign_of_life()
     if call.control is not None:
         call.control.close()
         call.control = None  # they refer to each other, and would both wait for the garbage collector

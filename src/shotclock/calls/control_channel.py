@@ -199,7 +199,7 @@ def describe_call(call: Call, run_id: str | None = None) -> dict[str, object]:
 
 
 def find_calls(request: dict[str, Any]) -> list[Call]:
-    """Return the calls that a request names: a call, a run or job, or the current tries of one of its steps."""
+    """Return the calls that a request names: a call, a run or job, or the current attempts of one of its steps."""
     if (request_id := request.get("request_id")) is not None:
         call = control.live_calls.get(str(request_id))
         if call is None:
@@ -215,10 +215,10 @@ def find_calls(request: dict[str, Any]) -> list[Call]:
         raise Failure("CALL_NOT_FOUND", f"{run_id[:80]!r} is not running here any more")
     if step is None:
         return [run]
-    tries = [call for call in control.calls_made_by(run) if call.name == f"step {step}"]
-    if not tries:
+    attempts = [call for call in control.calls_made_by(run) if call.name == f"step {step}"]
+    if not attempts:
         raise Failure("CALL_NOT_FOUND", f"step {str(step)[:80]!r} of {run_id[:80]!r} is not running now")
-    return tries
+    return attempts
 
 
 def _cancel_run(run_id: str, reason: str) -> dict[str, object]:

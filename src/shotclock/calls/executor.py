@@ -34,14 +34,15 @@ from .outcomes import CLOSING, closing_outcome, timeout_problem
 from .preloaded_zygote import Preloaded, Program, explain_unfindable
 from .supervised_commands import Supervisors, run_shielded
 
-# Closing waits so long for supervisors to report that their workers are gone,
+# How long closing waits for supervisors to report that their workers are gone.
 CLOSE_LIMIT_S = 3.0
-# and so long for the zygote, which itself waits for its supervisors.
+# How long closing waits for the zygote, which itself waits for its supervisors.
 ZYGOTE_LIMIT_S = 3.0
 ZYGOTE_PAUSE_S = 0.005
 # A zygote that is there after so many looks may have been stopped by the work that it guards.
 LOOKS_UNTIL_STOPPED = 10
-# For the lifespans to close, before their process is killed. MCP clients wait 2 s, send SIGTERM, and kill 2 s later.
+# How long the lifespans may take to close before their process is killed. MCP clients wait 2 s, send SIGTERM, and kill
+# 2 s later.
 STATES_CLOSE_LIMIT_S = 3.0
 # All of closing: commands, lifespans, workers, zygote, three seconds each. A blocked loop runs it out.
 CLOSING_LIMIT_S = 15.0
@@ -56,9 +57,9 @@ GROW_LATE_NS = 10_000_000
 # How long the imports of the preloaded zygote may take. After this the zygote is considered hung, and the next call
 # starts another.
 IMPORT_LIMIT_NS = 60_000_000_000
-# After a worker that died before it was of use.
+# How long to wait after a worker that died before it was of use.
 RESPAWN_PAUSE_S = 0.25
-# After this many of them in a row, waiting calls are answered instead of waiting for their limits.
+# How many such workers in a row: then waiting calls are answered instead of waiting for their limits.
 MOST_FAILED_STARTS = 8
 # How long workers beyond the warm ones are kept.
 IDLE_KEPT_S = 10.0
@@ -242,7 +243,7 @@ class WorkerPool:
                 pass
 
     def _spawn(self) -> bool:
-        """Start a worker. Where the machine starts none, return False and try again in a moment."""
+        """Start a worker. Where the machine starts none, return False; the next attempt is a moment later."""
         while self._vacant:
             with contextlib.suppress(ipc.Broken, OSError):  # it was killed while it waited
                 worker = Worker(self, self._vacant.pop())
@@ -262,8 +263,8 @@ class WorkerPool:
         self._failed_starts += 1
         if self._failed_starts >= MOST_FAILED_STARTS:
             self._failed_starts = 0
-            message = f"no worker could be started in {MOST_FAILED_STARTS} tries: {why}"
-            # A worker that is up comes free, but not for a call made by the one that holds it.
+            message = f"no worker could be started in {MOST_FAILED_STARTS} attempts: {why}"
+            # A busy worker comes free later, except for a nested call of its own: that one fails now.
             is_any_up = any(worker.is_up for worker in self._all)
             for call in [call for call in self._waiting if call.depth or not is_any_up]:
                 self.leave_queue(call)
@@ -306,10 +307,10 @@ class WorkerPool:
         with contextlib.suppress(ValueError):
             self._free.remove(worker)
 
-    def note_lost_states(self, apps: Iterable[str], why: str) -> None:
+    def record_lost_states(self, apps: Iterable[str], why: str) -> None:
         self._lost_states.update(dict.fromkeys(apps, (why, monotonic_ns())))
 
-    def find_lost_state(self, app: str, why_again: str) -> tuple[str, int] | None:
+    def get_lost_state(self, app: str, why_again: str) -> tuple[str, int] | None:
         """Return why the state of an App was lost before it was opened, and how long ago; None if it was not."""
         if why_again:
             return why_again, 0

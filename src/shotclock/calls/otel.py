@@ -22,8 +22,8 @@ from ..supervise.spans import Span, span_context
 logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
 
 
-# The limit of each last request, while the process waits to end. Shorter than the SDK's first pause between two tries
-# (0.8 s), so a refusing collector gets one request.
+# How long each last request may take, while the process waits to end. Shorter than the SDK's first pause between two
+# attempts (0.8 s), so a refusing collector gets one request.
 LAST_EXPORT_S = 0.7
 
 

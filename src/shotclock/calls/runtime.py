@@ -534,7 +534,7 @@ class Answering:
 def _deadline_inside(outer: Call, deadline: Deadline | None) -> Deadline | None:
     """Return the current deadline for work that begins inside a call."""
     if outer.control is not None:
-        deadline = outer.control.find_current(deadline)
+        deadline = outer.control.get_current(deadline)
     if outer.winding_down is not None:  # what begins now is clean-up
         until = Deadline(outer.winding_down.until_ns)
         deadline = until if deadline is None or until.at_ns < deadline.at_ns else deadline

@@ -514,7 +514,7 @@ class InteractiveProcess:
             self._stdin = -1
         self._wake()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self.end_stdin()
         if self._stdout >= 0:
             asyncio.get_running_loop().remove_reader(self._stdout)
@@ -557,7 +557,7 @@ async def open_command(supervisors: Supervisors, task: CommandTask) -> AsyncIter
         await _end(opened, politely=True)
     finally:
         supervisors.running.discard(opened._running)
-        opened.let_go()
+        opened.release()
 
 
 async def _end(opened: InteractiveProcess, *, politely: bool) -> None:

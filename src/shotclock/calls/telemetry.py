@@ -85,9 +85,9 @@ class Recorder:
             self._ended.put(None)
             self._thread.join(FLUSH_LIMIT_S)
             if self._thread.is_alive():
-                self._note_trouble(f"the collector has not answered within {FLUSH_LIMIT_S:g} s")
+                self._record_trouble(f"the collector has not answered within {FLUSH_LIMIT_S:g} s")
         if self._left_out:
-            self._note_trouble(f"{self._left_out} came faster than they could be recorded")
+            self._record_trouble(f"{self._left_out} came faster than they could be recorded")
         return f"spans are missing: {self._trouble}" if self._trouble else None
 
     def _start(self) -> None:
@@ -106,7 +106,7 @@ class Recorder:
         try:
             from .otel import Writer
 
-            writer = Writer(self._note_trouble, most=BACKLOG)
+            writer = Writer(self._record_trouble, most=BACKLOG)
         except Exception as error:
             self._trouble = f"{type(error).__name__}: {error}"
         while (ended := self._ended.get()) is not None:  # without a bound: it ends with the process
@@ -120,7 +120,7 @@ class Recorder:
         if writer is not None:
             writer.flush()
 
-    def _note_trouble(self, why: str) -> None:
+    def _record_trouble(self, why: str) -> None:
         self._trouble = self._trouble or why
 
 
@@ -193,7 +193,7 @@ def _overtime_events(call: Call, started_ns: int) -> Iterator[SpanEvent]:
 
 
 def _name_span(name: str, facts: Mapping[str, Attribute]) -> tuple[str, str]:
-    """Return kind and name of a span. The call `step X` is one try of the step, which has its own span above."""
+    """Return kind and name of a span. The call `step X` is one attempt of the step, which has its own span above."""
     if name.startswith("run ") and "shotclock.run.id" in facts:
         return "run", name
     return "call", f"try {name.removeprefix('step ')}" if name.startswith("step ") else name

@@ -29,7 +29,7 @@ from ..terminal.parser import Mistakes
 from ..terminal.subcommand import admit_call, conclude
 from ._command_job import StartedCommand, assign_owner, start_command
 from ._ready import read_url
-from .background_runner import Asked, Told
+from .background_runner import ToCaller, ToRunner
 
 LIFETIME_VARIABLE = "SHOTCLOCK_LIFETIME"
 # How long a runner may take to start, and to report after the last of its limits: a machine that swaps exhausts this.
@@ -177,10 +177,10 @@ def _wait_until_ready(
     until_ns = call.started_ns + limit_ms * NS_PER_MS
     if until is not None:
         until_ns = min(until_ns, until.at_ns)
-    told = _wait(started, [Told.READY], until_ns, signals)
-    if told == Told.ENDED and (ended := started.end()) is not None:
+    told = _wait(started, [ToCaller.READY], until_ns, signals)
+    if told == ToCaller.ENDED and (ended := started.end()) is not None:
         return ended
-    if told == Told.READY:
+    if told == ToCaller.READY:
         return Outcome(Ending.DETACHED, data=started.describe())
     return _incomplete(started, call, f"{spec.label} is not ready yet")
 
@@ -193,8 +193,8 @@ def _end_of_budget(spec: BackgroundCommand, call: Call, until: Deadline | None) 
 
 def _wait_for_end(started: StartedCommand, over_ns: int, call: Call, signals: TerminalSignals) -> Outcome | Envelope:
     """Wait for the end of the command until the budget is used up."""
-    told = _wait(started, [Told.OVER], over_ns + ANSWER_MARGIN_MS * NS_PER_MS, signals)
-    if told == Told.ENDED and (ended := started.end()) is not None:
+    told = _wait(started, [ToCaller.OVER], over_ns + ANSWER_MARGIN_MS * NS_PER_MS, signals)
+    if told == ToCaller.ENDED and (ended := started.end()) is not None:
         return ended if ended.code == "JOB_LOST" else started.forget(ended)
     budget_ms = max(0, over_ns - call.started_ns) // NS_PER_MS
     return _incomplete(started, call, f"still running after {format_duration(budget_ms)}")
@@ -208,7 +208,7 @@ def _wait(started: StartedCommand, wanted: list[str], until_ns: int, signals: Te
             if order[0] == Order.SUSPEND:
                 signals.suspend()
             elif order[0] in (Order.STOP, Order.KILL):
-                started.ask(Asked.STOP if order[0] == Order.STOP else Asked.KILL, order[1])
+                started.ask(ToRunner.STOP if order[0] == Order.STOP else ToRunner.KILL, order[1])
                 wanted = []
                 until_ns = monotonic_ns() + (started.grace_ms + ANSWER_MARGIN_MS) * NS_PER_MS
         if told is not None or monotonic_ns() >= until_ns:

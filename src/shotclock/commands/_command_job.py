@@ -26,7 +26,7 @@ from ..supervise.owner import find_owner
 from ..supervise.runners import runners_folder
 from ..supervise.unsupervised import start_detached
 from ._ready import find_holder
-from .background_runner import JOB_FIELDS, Asked, Told
+from .background_runner import JOB_FIELDS, ToCaller, ToRunner
 
 # How long a runner whose channel is closed may take to be gone.
 LAST_LOOK_MS = 5_000
@@ -66,11 +66,11 @@ class StartedCommand:
                 except BlockingIOError:
                     continue
                 except ipc.Broken:
-                    return Told.ENDED
+                    return ToCaller.ENDED
                 for kind, *more in messages:
-                    if kind == Told.STARTED:
+                    if kind == ToCaller.STARTED:
                         self.pid = more[0]
-                    if kind in (*wanted, Told.ENDED):
+                    if kind in (*wanted, ToCaller.ENDED):
                         return str(kind)
             if signal_fd in ready:
                 return None
@@ -154,7 +154,7 @@ def start_command(
         theirs.close()
     started = StartedCommand(client, store, job, ours)
     if over_ns is not None:
-        started.ask(Asked.WAIT, over_ns, fds=relay)
+        started.ask(ToRunner.WAIT, over_ns, fds=relay)
     return started
 
 

@@ -64,7 +64,7 @@ JOB_FIELDS = ("job_id", "name", "log")  # added to the data of a command
 NOT_READY, STOPPED, STORE_GONE = "not ready", "job stopped", "the store was removed"
 
 
-class Told:
+class ToCaller:
     """Kinds of messages from a runner to its caller, the first field. The docstrings name the other fields."""
 
     STARTED = "started"
@@ -76,7 +76,7 @@ class Told:
     """The envelope is in the store."""
 
 
-class Asked:
+class ToRunner:
     """Kinds of messages from a caller to a runner, likewise."""
 
     STOP = "stop"
@@ -111,7 +111,7 @@ def _run(store: Store, job: Job, channel: ipc.Socket) -> None:
     envelope = answer(call, outcome)
     envelope.meta["job_id"] = job.id
     record_end(store, job, envelope, run.is_store_gone)
-    run.tell(Told.ENDED)
+    run.send(ToCaller.ENDED)
 
 
 class CommandRun:
@@ -285,7 +285,7 @@ class CommandRun:
 
     def _record_start(self, pid: int, supervisor: int) -> None:
         self._save(pid=pid)
-        self.tell(Told.STARTED, pid)
+        self.send(ToCaller.STARTED, pid)
         if not self._sign.is_asked:
             self._become_ready()
         elif self._line_watch is None:
@@ -300,7 +300,7 @@ class CommandRun:
             return
         self._is_ready, self._ready_ns = True, None
         self._save(ready_at_ms=wall_time().ms)
-        self.tell(Told.READY)
+        self.send(ToCaller.READY)
 
     def _handle_requests(self, supervisor: PolledSupervisor | None) -> None:
         """Obey the caller. Without a supervisor there is nothing to stop any more."""
@@ -312,14 +312,14 @@ class CommandRun:
             self._lose_caller()
             return
         for kind, *why in requests:
-            if kind == Asked.WAIT:
+            if kind == ToRunner.WAIT:
                 self._over_ns = why[0]
                 for stream, fd in zip(self._streams, self._requests.take_descriptors(), strict=False):
                     stream.relay_to = fd
             elif supervisor is not None:
-                self._stop(supervisor, Order.STOP if kind == Asked.STOP else Order.KILL, *why)
+                self._stop(supervisor, Order.STOP if kind == ToRunner.STOP else Order.KILL, *why)
 
-    def tell(self, *message: object) -> None:
+    def send(self, *message: object) -> None:
         """Send a message to the caller, if it still waits."""
         if self._channel is None:
             return
@@ -333,7 +333,7 @@ class CommandRun:
         self._over_ns = None
         for stream in self._streams:
             stream.stop_relaying()
-        self.tell(Told.OVER)
+        self.send(ToCaller.OVER)
         self._lose_caller()
 
     def _lose_caller(self) -> None:

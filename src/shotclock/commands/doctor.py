@@ -37,7 +37,7 @@ T = TypeVar("T")
 Status = Literal["ok", "warn", "fail"]
 
 PROBE_LIMIT_MS = 5_000  # a healthy machine needs milliseconds; a dead mount exhausts it
-# The tree of the self-test must be up before its timeout; the second try is for a machine short of CPU.
+# The tree of the self-test must be up before its timeout; the second attempt is for a machine short of CPU.
 SELF_TEST_TIMEOUTS_MS = (600, 2_500)
 SELF_TEST_GRACE_MS = 50
 # Below these limits a tree of ordinary size may not start.

@@ -104,7 +104,7 @@ class Conversation:
         self.stage, self.stage_began_ns = stage, monotonic_ns()
         self.heard_ns = self.stage_began_ns
 
-    def note_sign_of_life(self) -> None:
+    def record_sign_of_life(self) -> None:
         self.heard_ns = monotonic_ns()
         if self.on_sign is not None:
             self.on_sign()
@@ -211,10 +211,10 @@ class Conversation:
         )
 
     async def _on_message(self, message: object) -> None:
-        self.note_sign_of_life()
+        self.record_sign_of_life()
 
     async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
-        self.note_sign_of_life()
+        self.record_sign_of_life()
         if self.on_progress is not None:
             self.on_progress(progress, total, message)
 
@@ -284,7 +284,7 @@ class Conversation:
         unread, strays = bytearray(), 0
         with coming_in, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while chunk := await server.read():
-                self.note_sign_of_life()
+                self.record_sign_of_life()
                 unread += chunk
                 if b"\n" not in chunk and len(unread) <= MESSAGE_LIMIT:
                     continue

@@ -109,7 +109,7 @@ class _ToolCall(Work):
         self._conversation: Conversation = client.Conversation(
             request.tool, request.arguments, self._remaining_ms, admission.trace
         )
-        self._conversation.on_sign = control_of(admission).note_sign_of_life
+        self._conversation.on_sign = control_of(admission).record_sign_of_life
         self._conversation.on_log, self._conversation.on_progress = request.on_log, self._note_progress
         self._rule: str | None = None
         self._unwound: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -117,7 +117,7 @@ class _ToolCall(Work):
         self._server: InteractiveProcess | None = None
 
     def _note_progress(self, done: float, total: float | None, message: str | None) -> None:
-        control_of(self._admission).note_progress(done, total, message)
+        control_of(self._admission).record_progress(done, total, message)
         if self._request.on_progress is not None:
             self._request.on_progress(done, total, message)
 

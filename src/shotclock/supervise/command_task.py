@@ -17,7 +17,7 @@ from ..core.value_types import as_dict, field, record, value
 from . import clock
 
 DEFAULT_OUTPUT_LIMIT = 1024 * 1024
-# A flood must not fill the disk.
+# The most of a stream in a file: a flood must not fill the disk.
 SPILL_CAP = 64 * 1024 * 1024
 SPILL_KEPT_SECONDS = 24 * 3600
 READ_SIZE = 256 * 1024
@@ -453,7 +453,7 @@ def _try_each(task: CommandTask, start: Callable[[str], int]) -> int:
 
 
 def _candidates(command: str, env: dict[str, str]) -> list[str]:
-    """Return the possible paths. The last one is always tried, for its error."""
+    """Return the possible paths. The last one is always attempted, for its error."""
     if os.sep in command:
         return [command]
     paths = [os.path.join(folder, command) for folder in env.get("PATH", os.defpath).split(os.pathsep)]

@@ -99,7 +99,7 @@ class Watch:
 
     token: str
     helpers: Callable[[], set[int]] = set
-    """Return processes of this one that are never reported, and whose forks are."""
+    """Return our own helpers: not reported themselves, but their forks are."""
     spares_earlier: bool = False
     """Leave out the later children of processes that were there before: workers of a server that others use as well."""
     counts_zombies: bool = True

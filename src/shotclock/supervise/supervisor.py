@@ -45,14 +45,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .input_wait import InputWatch
 
-# A command's children may outlive it this long before they count as leaked: the end of a pipeline may still write.
+# How long children may outlive their command before they count as leaked: the end of a pipeline may still write.
 LEAK_GRACE_MS = 300
-# Those that have neither stdin nor output of the command open can write nothing any more, and have this long.
+# The same, if they have neither stdin nor output of the command open: they can write nothing any more.
 LEAK_LOOK_MS = 50
 # The time of leaked children between TERM and KILL. It is short, because their command has ended.
 LEAK_STOP_GRACE_MS = 500
-# A signal between Python's check for signals and a blocking system call is handled only when the call returns, perhaps
-# never; the next signal interrupts the call. So TERM is repeated for a worker.
+# The time between two TERMs for a worker. A signal between Python's check for signals and a blocking system call is
+# handled only when the call returns, perhaps never; the next signal interrupts the call.
 TERM_AGAIN_MS = 50
 # How long the work may take to stop itself after Ctrl-Z (an editor gives the terminal back first), and the most sweeps
 # over its tree after that.
@@ -61,8 +61,8 @@ SUSPEND_SWEEPS = 20
 # How long the caller may take to read a message.
 REPORT_LIMIT_S = 10.0
 LONGEST_WAIT_MS = 3_600_000  # poll() takes a C int of milliseconds, which a month would overflow
-# The work may stop its guards by a signal: supervisor, zygote and caller. While they guard something, the kernel
-# continues each of them this often, so that it notices the end of the others.
+# How often the kernel continues each guard (supervisor, zygote, caller) while it guards something: the work may stop
+# them by a signal, and each has to notice the end of the others.
 GUARD_LOOK_MS = 1_000
 FLUSH_LIMIT_MS = 1_000  # how long the reader of relayed output may take for the rest after a kill
 # The largest size of a pipe, unless root has changed it.
@@ -420,7 +420,7 @@ class Supervisor:
         self._continuing.arm(wait_ms + LATE_BELL_MS, LOOK_PAUSE_MS)
         for fd, _ in poller.poll(wait_ms):
             if fd == self._control.fileno():
-                self._take_orders()
+                self._handle_orders()
             elif fd == self._child_signal:
                 kernel.empty(self._child_signal)
             elif fd in readers:
@@ -429,7 +429,7 @@ class Supervisor:
             elif fd in writers:
                 writers[fd].write()
             elif fd == self._bell_fd and has_rung(fd):
-                self._hear_bell()
+                self._handle_bell()
             elif fd == self._start_fd:
                 self._read_start()
 
@@ -497,7 +497,7 @@ class Supervisor:
     def _is_active(self) -> bool:
         return self._stage is _Stage.RUNNING or self._stage is _Stage.LINGERING
 
-    def _take_orders(self) -> None:
+    def _handle_orders(self) -> None:
         try:
             orders = self._orders.receive()
         except BlockingIOError:
@@ -542,10 +542,10 @@ class Supervisor:
         """Reap the dead. This process is the subreaper: without a child, or with only runners, no work is left."""
         if self._stage is _Stage.FLUSHING or self._stage is _Stage.GONE:
             return
-        if kernel.collect_dead(self._note_end) or (self._leader < 0 and self._runners.are_alone()):
+        if kernel.collect_dead(self._record_end) or (self._leader < 0 and self._runners.are_alone()):
             self._begin_flushing()
 
-    def _note_end(self, pid: int, status: int) -> None:
+    def _record_end(self, pid: int, status: int) -> None:
         if pid != self._leader:
             return
         self._leader = -1
@@ -604,18 +604,18 @@ class Supervisor:
 
     def _give_up_streams(self) -> None:
         if not self._is_cut_short and any(stream.held for stream in self._streams):
-            self._note_fired(ClockKind.TIMEOUT)
+            self._record_fired(ClockKind.TIMEOUT)
         for stream in self._streams:
             stream.close()
             stream.held.clear()
 
-    def _note_fired(self, kind: ClockKind) -> None:
+    def _record_fired(self, kind: ClockKind) -> None:
         self._report.fired = kind.value
         self._report.elapsed_ns = monotonic_ns() - self._started_ns
 
     def _fire(self, kind: ClockKind) -> None:
         if self._is_active:
-            self._note_fired(kind)
+            self._record_fired(kind)
             self._stop(self._task.timeout_signal)
 
     def _stop(self, number: int) -> None:
@@ -627,12 +627,12 @@ class Supervisor:
         if not self._task.grace_ms or number == signal.SIGKILL:
             self._kill()
             return
-        self._tell_signal(number)
+        self._report_signal(number)
         self._ask(number)
         if self._asks_again:
             self._ask_again_ns = monotonic_ns() + TERM_AGAIN_MS * NS_PER_MS
 
-    def _tell_signal(self, number: int) -> None:
+    def _report_signal(self, number: int) -> None:
         if self._task.tells_signals:
             self._send((News.SIGNALLED, int(number)))
 
@@ -695,7 +695,7 @@ class Supervisor:
             else:
                 self._task.bell_ns, self._task.kill_ns = bell_ns, kill_ns
 
-    def _hear_bell(self) -> None:
+    def _handle_bell(self) -> None:
         """Stop the work, unless its timeout was moved before the worker armed the original one."""
         if monotonic_ns() < self._moved_bell_ns:
             kernel.DeadlineTimer(self._bell_fd).arm(self._moved_bell_ns)
@@ -773,7 +773,7 @@ class Supervisor:
         if self._cgroup is not None and not self._cgroup.inside:
             self._cgroup.kill()
         if self._leader > 0:  # its group is most of the work, and dies while we look for the rest
-            self._tell_signal(signal.SIGKILL)
+            self._report_signal(signal.SIGKILL)
             self._signal_group(signal.SIGKILL)
         left = kill_below(
             self._reap_until_gone,

@@ -56,7 +56,7 @@ from .running_call import (
     read_stdin_from,
     reply_to_error,
     reply_to_result,
-    take_answer,
+    set_answer,
     wait_in_thread,
 )
 
@@ -122,7 +122,7 @@ class SharedWorker:
             if isinstance(message, Run):
                 self._begin(message)
             elif isinstance(message, Answer):
-                take_answer(message)
+                set_answer(message)
             elif isinstance(message, CloseStates):
                 self._closing = self.loop.create_task(self._close_states(), context=self._context.copy())
             elif (call := self.calls.get(message[0])) is not None:
@@ -136,7 +136,7 @@ class SharedWorker:
     def state_of(self, lifespan: Lifespan) -> HeldState:
         if lifespan.key not in self._states:
             self.words[STATES] += 1
-            held = HeldState(lifespan, partial(_note_running, words=self.words, number=LIFESPAN_RUNS), self._context)
+            held = HeldState(lifespan, partial(_record_running, words=self.words, number=LIFESPAN_RUNS), self._context)
             self._states[lifespan.key] = held
         return self._states[lifespan.key]
 
@@ -164,7 +164,7 @@ class SharedWorker:
         if not self.is_here():
             self._send_from_thread(message)
             return
-        self._take_from_threads()  # from Python 3.14 on a handler may go on before the loop takes what its thread sent
+        self._handle_from_threads()  # from Python 3.14 on a handler may continue before the loop does this
         self._pack(message)
 
     def _pack(self, message: messages.FromWorker) -> None:
@@ -187,9 +187,9 @@ class SharedWorker:
         self._from_threads.append(message)
         if not self._is_woken:
             self._is_woken = True
-            self.loop.call_soon_threadsafe(self._take_from_threads, context=self._context)
+            self.loop.call_soon_threadsafe(self._handle_from_threads, context=self._context)
 
-    def _take_from_threads(self) -> None:
+    def _handle_from_threads(self) -> None:
         self._is_woken = False  # first: a thread that appends from now on wakes the loop again
         while self._from_threads:
             message = self._from_threads.popleft()
@@ -321,7 +321,7 @@ class SharedCall(RunningCall):
         _number.set(self.number)
         scope = Scope(self.deadline, request.depth, request.name, self.trace, overtime_address=request.overtime_address)
         current_scope.set(scope)
-        reply: Reply = await _note_running(self._perform(), words, self.number)
+        reply: Reply = await _record_running(self._perform(), words, self.number)
         if os.getpid() != self._worker.pid:  # the handler forked and came back twice; its caller waits for one answer
             os._exit(0)
         finished_ns = self._finished_ns or monotonic_ns()
@@ -407,7 +407,7 @@ class SharedCall(RunningCall):
             self._worker.send(Done(self.number, "unbegun", None, [], monotonic_ns()))
 
 
-async def _note_running(work: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Any:
+async def _record_running(work: Coroutine[Any, Any, Any], words: memoryview, number: int) -> Any:
     """Await a coroutine, and write a number into the shared memory whenever its code holds the loop."""
     return await _step_by_step(work, words, number)
 

@@ -25,7 +25,7 @@ from ..core.value_types import entity
 MOST_GIVEN_UP = 4
 
 Manager = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
-NoteRunning = Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
+RecordRunning = Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
 """Wraps a coroutine: says in the shared memory when its code holds the loop."""
 
 
@@ -77,9 +77,9 @@ class NotOpened(Exception):
 class HeldState:
     """The state of one App, for the calls of the shared process."""
 
-    def __init__(self, lifespan: Lifespan, note_running: NoteRunning, context: Context) -> None:
+    def __init__(self, lifespan: Lifespan, record_running: RecordRunning, context: Context) -> None:
         self._lifespan = lifespan
-        self._note_running = note_running
+        self._record_running = record_running
         self._context = context
         self._life: _Life | None = None
         self._given_up: list[_Life] = []
@@ -106,7 +106,7 @@ class HeldState:
                 advice = "give what they wait for a time limit of its own"
                 raise NotOpened(f"{MOST_GIVEN_UP} openings that were given up still run: {advice}")
             why_again = "the lifespan had ended by itself" if self._was_open else ""
-            self._life = _Life(self._lifespan, self._note_running, self._context.copy(), why_again)
+            self._life = _Life(self._lifespan, self._record_running, self._context.copy(), why_again)
         life = self._life
         life.waiting += 1
         try:
@@ -130,7 +130,7 @@ class HeldState:
 class _Life:
     """One opening of a lifespan, and the time until its end."""
 
-    def __init__(self, lifespan: Lifespan, note_running: NoteRunning, context: Context, why_again: str) -> None:
+    def __init__(self, lifespan: Lifespan, record_running: RecordRunning, context: Context, why_again: str) -> None:
         self._lifespan = lifespan
         self.why_again = why_again
         self._loop = asyncio.get_running_loop()
@@ -140,7 +140,7 @@ class _Life:
         """It has ended, or is given up: the next call opens another one."""
         self._thread_ended = True
         self._closing, self._thread_closing = asyncio.Event(), threading.Event()
-        self._task = self._loop.create_task(note_running(self._live()), context=context)
+        self._task = self._loop.create_task(record_running(self._live()), context=context)
         limit_ms = lifespan.limit_ms
         if limit_ms:
             late = f"it was not open after {format_duration(limit_ms)}, the default timeout of the App"
@@ -167,9 +167,9 @@ class _Life:
                 self._thread_ended = False
                 await ended
         except BaseException as error:  # an exit of the author's code must not end the loop
-            self._note_end(error)
+            self._record_end(error)
         else:
-            self._note_end(None)
+            self._record_end(None)
 
     def _live_in_thread(self, manager: AbstractContextManager[Any]) -> None:
         try:
@@ -183,7 +183,7 @@ class _Life:
         if not self.opened.done():
             self.opened.set_result(state)
 
-    def _note_end(self, error: BaseException | None) -> None:
+    def _record_end(self, error: BaseException | None) -> None:
         self.is_over = True
         if not self.opened.done():
             self._refuse(NotOpened(), error)

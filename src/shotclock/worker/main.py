@@ -27,12 +27,12 @@ from . import messages
 from ._shared_worker import SharedWorker
 from .context import Context, Stopped, helpers_of_python
 from .messages import BEGUN, SHARED, Answer, Ask, Done, FurtherCall, Logged, Partial, Progress, Run, Step, open_memory
-from .running_call import Reply, RunningCall, event_loop, read_stdin_from, reply_to_error, reply_to_result, take_answer
+from .running_call import Reply, RunningCall, event_loop, read_stdin_from, reply_to_error, reply_to_result, set_answer
 
 inside_worker = False
 """True in a worker and in its zygote: no runtime may be started there."""
 
-# Leaked processes named in an answer; there may be thousands.
+# How many leaked processes an answer names; there may be thousands.
 _LEAKED_NAMED = 50
 # A child may end between being counted and being listed; one that no look finds cannot be named.
 _LEAK_LOOKS = 3
@@ -143,7 +143,7 @@ class OnlyCall(RunningCall):
 
     def take(self, message: ipc.Message) -> None:
         if isinstance(message, Answer):
-            if not take_answer(message) and self._context is not None:
+            if not set_answer(message) and self._context is not None:
                 self._answers[message.question] = message.answer
         elif isinstance(message, Run) or message[0] > self.number:
             self.behind.append(message)

@@ -186,7 +186,7 @@ class RunningCall:
             raise
 
 
-def take_answer(message: Answer) -> bool:
+def set_answer(message: Answer) -> bool:
     """Hand an answer to the coroutine that awaits it. Return False if none does."""
     answer = _awaited.pop(message.question, None)
     if answer is not None and not answer.done():
