@@ -275,7 +275,7 @@ def _scan_parents() -> dict[int, list[int]]:
     by_parent: dict[int, list[int]] = {}
     if LINUX:
         for name in os.listdir("/proc"):
-            if name.isdecimal() and (fields := _find_stat(int(name))):
+            if name.isdecimal() and (fields := get_stat(int(name))):
                 by_parent.setdefault(int(fields[1]), []).append(int(name))
         return by_parent
     import psutil
@@ -347,7 +347,7 @@ def _look_at(pid: int) -> str:
         return "?"
 
 
-def _find_stat(pid: int) -> list[bytes]:
+def get_stat(pid: int) -> list[bytes]:
     """Return the fields as `_read_stat` does; none of a process that is gone or cannot be seen."""
     try:
         return _read_stat(pid)
@@ -359,7 +359,7 @@ def ancestors(pid: int) -> list[int]:
     found: list[int] = []
     if is_proc_foreign():  # it shows the pids of another namespace
         return found
-    while (fields := _find_stat(pid)) and (parent := int(fields[1])) > 0 and parent not in found:
+    while (fields := get_stat(pid)) and (parent := int(fields[1])) > 0 and parent not in found:
         found.append(parent)
         pid = parent
     return found
@@ -395,13 +395,13 @@ def is_halted(pid: int) -> bool:
 
 def is_suspended(pid: int) -> bool:
     """Return whether Ctrl-Z has stopped a process: it has a terminal, and the signal was not SIGSTOP."""
-    fields = _find_stat(pid)
+    fields = get_stat(pid)
     return bool(fields) and fields[0] == b"T" and int(fields[4]) != 0 and int(fields[49]) != signal.SIGSTOP
 
 
 def terminal_of(pid: int) -> int:
     """Return the device number of the controlling terminal; 0 without one."""
-    fields = _find_stat(pid)
+    fields = get_stat(pid)
     return int(fields[4]) & 0xFFFFFFFF if fields else 0
 
 
@@ -411,7 +411,7 @@ def has_terminal(pid: int) -> bool:
 
 def cpu_ticks(pid: int) -> int:
     """Return the CPU time of a process and of its children that it has reaped."""
-    return sum(map(int, _find_stat(pid)[11:15]))
+    return sum(map(int, get_stat(pid)[11:15]))
 
 
 def is_stopped(pid: int) -> bool:
@@ -419,9 +419,12 @@ def is_stopped(pid: int) -> bool:
     return _look_at(pid) in "Tt"
 
 
+def command_line_of(pid: int, most: int = -1) -> str:
+    return _read_text(f"/proc/{_entry(pid)}/cmdline", most).replace("\0", " ").strip()
+
+
 def describe(pid: int) -> dict[str, object]:
-    words = _read_text(f"/proc/{_entry(pid)}/cmdline", most=400).replace("\0", " ").strip()
-    words = words or name_of(pid)  # in the middle of an exec there is no command line yet
+    words = command_line_of(pid, 400) or name_of(pid)  # in the middle of an exec there is no command line yet
     if pid == UNKNOWN_PID or (not words and exists(pid)):
         return {"pid": pid, "command": "unknown: /proc does not show it"}
     words = words or "?"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from . import kernel
 from .clock import monotonic_ns, pause
 from .kill import signal_process
 
@@ -27,14 +28,13 @@ class LeftProcess:
     ppid: int
     state: str  # one letter, as in proc(5): R, S, D, T, Z, …
     started: int  # clock ticks since boot: with the pid, an identity that is never reused
-    image: tuple[str, ...]  # addresses of stack and environment: random per exec, inherited by a bare fork
+    image: tuple[bytes, ...]  # addresses of stack and environment: random per exec, inherited by a bare fork
     name: str
 
     @cached_property
     def cmdline(self) -> str:
         """Return the command line as of the first look, or the name of a process that is gone."""
-        found = _read_whole(f"/proc/{self.pid}/cmdline") or b""
-        return found.replace(b"\0", b" ").decode("utf-8", "replace").strip() or f"[{self.name}]"
+        return kernel.command_line_of(self.pid) or f"[{self.name}]"
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -46,32 +46,12 @@ class LeftProcess:
 
 def read_process(pid: int) -> LeftProcess | None:
     """Return a process; None if it is gone."""
-    stat = _read_whole(f"/proc/{pid}/stat")
-    if not stat:
+    fields = kernel.get_stat(pid)
+    if not fields:
         return None
-    # The name may hold spaces and parentheses: split after the last one. fields[n] is field n + 3 of proc(5).
-    name, _, rest = stat.decode("utf-8", "replace").partition("(")[2].rpartition(")")
-    fields = rest.split()
     image = (fields[25], fields[47], fields[48])  # startstack, env_start, env_end
-    state = "S" if fields[0] == "Z" and int(fields[17]) > 1 else fields[0]  # only its main thread has ended
-    return LeftProcess(pid, int(fields[1]), state, int(fields[19]), image, name)
-
-
-def _read_whole(path: str) -> bytes | None:
-    """Return a file of /proc; None if it cannot be read. Without `Path` and buffers: it is called for every process."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        content = b""
-        while chunk := os.read(fd, 65536):
-            content += chunk
-        return content
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    state = "S" if fields[0] == b"Z" and int(fields[17]) > 1 else fields[0].decode()  # only its main thread has ended
+    return LeftProcess(pid, int(fields[1]), state, int(fields[19]), image, kernel.name_of(pid))
 
 
 def pids() -> set[int]:
@@ -85,7 +65,7 @@ def find_carriers(variable: str) -> list[LeftProcess] | None:
         return None
     found = []
     for pid in pids():
-        if variable.encode() in (_read_whole(f"/proc/{pid}/environ") or b"").split(b"\0"):
+        if variable.encode() in kernel.environment_of(pid):
             process = read_process(pid)
             if process is not None and process.state not in "ZX":
                 _ = process.cmdline  # it may be gone when it is shown
@@ -106,7 +86,7 @@ class Watch:
     before: set[int] = field(default_factory=set)
     """Pids of the processes that were there before. The kernel uses a pid again only after all the others."""
     seen: dict[tuple[int, int], LeftProcess] = field(default_factory=dict)
-    _without_token: set[tuple[int, int, tuple[str, ...]]] = field(default_factory=set)
+    _without_token: set[tuple[int, int, tuple[bytes, ...]]] = field(default_factory=set)
 
     def begin(self) -> None:
         """Leave out the processes that are there now."""
@@ -120,7 +100,7 @@ class Watch:
             return []
         helpers = self.helpers()
         # Unreadable images are all zeros, also those of foreign processes.
-        images = {p.image for pid in (me, *helpers) if (p := read_process(pid)) and p.image[0] != "0"}
+        images = {p.image for pid in (me, *helpers) if (p := read_process(pid)) and p.image[0] != b"0"}
 
         def is_ours(process: LeftProcess) -> bool:
             if process.pid in helpers:
@@ -150,10 +130,10 @@ class Watch:
 
     def _carries_token(self, process: LeftProcess) -> bool:
         known = (process.pid, process.started, process.image)
-        if process.image[0] == "0" or known in self._without_token:  # not readable, nor is its environment
+        if process.image[0] == b"0" or known in self._without_token:  # not readable, nor is its environment
             return False
-        environ = _read_whole(f"/proc/{process.pid}/environ") or b""
-        if f"{MARK}={self.token}".encode() in environ.split(b"\0"):
+        environ = kernel.environment_of(process.pid)
+        if f"{MARK}={self.token}".encode() in environ:
             return True
         if environ:  # in the middle of an exec there is none
             self._without_token.add(known)

@@ -237,11 +237,13 @@ class Supervisor:
         """Make the output pipes. Return our descriptors by their number in the command."""
         output = Output[task.output]
         ends: list[int] = []
-        if output is Output.RELAY and not handed and _is_one_output():
-            # One pipe, as one file: the order of the two streams stays.
-            read_end, write_end = os.pipe()
-            self._streams.append(OutputPipe(read_end, None, os.dup(1)))
-            return {1: write_end, 2: os.dup(write_end)}
+        if output is Output.RELAY and not handed:
+            stdout, stderr = os.fstat(1), os.fstat(2)
+            if os.path.samestat(stdout, stderr) and not stat.S_ISCHR(stdout.st_mode):
+                # One pipe, as one file: the order of the two streams stays.
+                read_end, write_end = os.pipe()
+                self._streams.append(OutputPipe(read_end, None, os.dup(1)))
+                return {1: write_end, 2: os.dup(write_end)}
         if output is not Output.INHERIT:
             for number, spill in ((1, task.spill_stdout), (2, task.spill_stderr)):
                 if handed and number == 1:
@@ -388,16 +390,12 @@ class Supervisor:
             report.stdout = rest[0] if rest else report.stdout
         report.unwritten = next((stream.trouble for stream in self._streams if stream.trouble), 0)
         report.spare_pid = os.getpid() if self._stays else 0
-        self._continue_caller()
+        caller = ipc.peer_pid(self._control) if kernel.LINUX else 0
+        # The work may have stopped the caller. After Ctrl-Z only `fg` continues it. A program that is not stopped may
+        # have a handler for SIGCONT.
+        if caller and kernel.is_stopped(caller) and not kernel.is_suspended(caller):
+            signal_process(caller, signal.SIGCONT)
         self._send((News.ENDED, report.pack()))
-
-    def _continue_caller(self) -> None:
-        """Continue the caller, which the work may have stopped. After Ctrl-Z only `fg` does that."""
-        if kernel.LINUX:
-            caller = ipc.peer_pid(self._control)
-            # Only one that is stopped: a program may have a handler for SIGCONT.
-            if kernel.is_stopped(caller) and not kernel.is_suspended(caller):
-                signal_process(caller, signal.SIGCONT)
 
     def _poll_once(self) -> None:
         poller = select.poll()
@@ -429,7 +427,10 @@ class Supervisor:
             elif fd in writers:
                 writers[fd].write()
             elif fd == self._bell_fd and has_rung(fd):
-                self._handle_bell()
+                if monotonic_ns() < self._moved_bell_ns:  # it was moved before the worker armed the original timeout
+                    kernel.DeadlineTimer(self._bell_fd).arm(self._moved_bell_ns)
+                else:
+                    self._fire(ClockKind.TIMEOUT)
             elif fd == self._start_fd:
                 self._read_start()
 
@@ -446,19 +447,18 @@ class Supervisor:
                 return [(self._kill_ns, self._kill), (self._ask_again_ns, self._ask_again)]
             case _Stage.FLUSHING:
                 return [(self._linger_ns, self._close_silent_streams), (task.bell_ns, self._give_up_streams)]
-        alarms = [
+        alarms: list[tuple[int | None, Callable[[], None]]] = [
             (task.bell_ns, lambda: self._fire(ClockKind.TIMEOUT)),
             (self._wind_down_ns, lambda: self._fire(ClockKind.SOFT)),
             (self._suspend_ns, self._suspend_rest),
         ]
         if self._stage is _Stage.LINGERING:
             return [*alarms, (self._linger_ns, self._stop_leaked)]
-        return [
-            *alarms,
-            (self._idle_at_ns, lambda: self._fire(ClockKind.IDLE)),
-            (self._input_look_ns, self._look_for_input),
-            (task.soft_ns, lambda: self._wind_down(monotonic_ns() + task.wind_down_ms * NS_PER_MS)),
-        ]
+        if not self._suspended and self._wind_down_ns is None:  # otherwise it may be silent, and may wait
+            idle_ns = self._last_sign_ns + task.idle_ms * NS_PER_MS
+            alarms.append((idle_ns if task.idle_ms else None, lambda: self._fire(ClockKind.IDLE)))
+            alarms.append((self._input_watch.look_ns if self._input_watch else None, self._look_for_input))
+        return [*alarms, (task.soft_ns, lambda: self._wind_down(monotonic_ns() + task.wind_down_ms * NS_PER_MS))]
 
     def _check_limits(self) -> None:
         now_ns = monotonic_ns()
@@ -469,19 +469,6 @@ class Supervisor:
             due()
         if self._stage is _Stage.FLUSHING and not any(stream.busy for stream in self._streams):
             self._stage = _Stage.GONE
-
-    @property
-    def _idle_at_ns(self) -> int | None:
-        """Return when silence is too long: never for suspended work, nor for work that winds down."""
-        is_watched = self._task.idle_ms and not self._suspended and self._wind_down_ns is None
-        return self._last_sign_ns + self._task.idle_ms * NS_PER_MS if is_watched else None
-
-    @property
-    def _input_look_ns(self) -> int | None:
-        """Return when to look for a process that waits for input: never in suspended work, nor while it winds down."""
-        if self._input_watch is None or self._suspended or self._wind_down_ns is not None:
-            return None
-        return self._input_watch.look_ns
 
     def _look_for_input(self) -> None:
         if self._input_watch is None:
@@ -520,10 +507,16 @@ class Supervisor:
                 self._fire(ClockKind.TIMEOUT)
             case (Order.WIND_DOWN, int(until_ns)):
                 self._wind_down(until_ns)
-            case (Order.BELL, int(bell_ns), int(kill_ns)):
-                self._move_bell(bell_ns, kill_ns)
+            case (Order.BELL, int(bell_ns), int(kill_ns)) if self._is_active:
+                if self._bell_fd >= 0:
+                    self._moved_bell_ns = bell_ns
+                    kernel.DeadlineTimer(self._bell_fd).arm(bell_ns)
+                else:
+                    self._task.bell_ns, self._task.kill_ns = bell_ns, kill_ns
             case (Order.LOOK,):
-                self._show_output()
+                ends = [stream.end() for stream in self._streams]
+                *rest, stderr = [text for text, _ in ends] or [b""]
+                self._send((News.LOOKED, rest[0] if rest else b"", stderr, sum(total for _, total in ends)))
             case (Order.MORE,) if self._shown is not None:
                 self._shown.is_wanted = True
             case (Order.SIGNAL, str(number)) if self._is_active:
@@ -687,26 +680,6 @@ class Supervisor:
             make_private_directory(os.path.dirname(self._task.stop_file))
             os.close(os.open(self._task.stop_file, flags, 0o600))
 
-    def _move_bell(self, bell_ns: int, kill_ns: int) -> None:
-        if self._is_active:
-            if self._bell_fd >= 0:
-                self._moved_bell_ns = bell_ns
-                kernel.DeadlineTimer(self._bell_fd).arm(bell_ns)
-            else:
-                self._task.bell_ns, self._task.kill_ns = bell_ns, kill_ns
-
-    def _handle_bell(self) -> None:
-        """Stop the work, unless its timeout was moved before the worker armed the original one."""
-        if monotonic_ns() < self._moved_bell_ns:
-            kernel.DeadlineTimer(self._bell_fd).arm(self._moved_bell_ns)
-        else:
-            self._fire(ClockKind.TIMEOUT)
-
-    def _show_output(self) -> None:
-        ends = [stream.end() for stream in self._streams]
-        *rest, stderr = [text for text, _ in ends] or [b""]
-        self._send((News.LOOKED, rest[0] if rest else b"", stderr, sum(total for _, total in ends)))
-
     def _show_new_output(self, *, is_last: bool = False) -> None:
         if self._shown is not None and (self._shown.is_due or is_last):
             pieces, left_out = self._shown.take()
@@ -818,8 +791,3 @@ def has_rung(bell_fd: int) -> bool:
         return len(os.read(bell_fd, 8)) == 8
     except OSError:
         return False
-
-
-def _is_one_output() -> bool:
-    stdout, stderr = os.fstat(1), os.fstat(2)
-    return os.path.samestat(stdout, stderr) and not stat.S_ISCHR(stdout.st_mode)

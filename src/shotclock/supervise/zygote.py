@@ -168,7 +168,11 @@ def serve_forks(requests: socket.socket) -> NoReturn:
         try:
             pid = os.fork()
         except OSError as error:
-            _report_unstartable(fds, error)
+            with socket.socket(fileno=fds.pop(0)) as control, contextlib.suppress(ipc.Broken):
+                control.setblocking(False)
+                ipc.send(control, (News.ENDED, CommandReport(unstartable=("fork", error.errno or 0)).pack()))
+            for fd in fds:
+                os.close(fd)
             continue
         if pid == 0:
             try:
@@ -196,14 +200,6 @@ def serve_forks(requests: socket.socket) -> NoReturn:
         pause(FAREWELL_PAUSE_S)
     _kill_strays(forked)
     os._exit(0)
-
-
-def _report_unstartable(fds: list[int], error: OSError) -> None:
-    with socket.socket(fileno=fds[0]) as control, contextlib.suppress(ipc.Broken):
-        control.setblocking(False)
-        ipc.send(control, (News.ENDED, CommandReport(unstartable=("fork", error.errno or 0)).pack()))
-    for fd in fds[1:]:
-        os.close(fd)
 
 
 def _reap(forked: set[int]) -> None:
@@ -341,7 +337,6 @@ def _supervise_worker(supervisor: Supervisor, control: socket.socket, fds: list[
     calls = socket.socket(fileno=calls_fd)
 
     def serve() -> None:
-
         control.close()
         _program("shotclock.worker.main").serve_calls(calls, DeadlineTimer(bell_fd), memory, tokens)
 

@@ -47,7 +47,6 @@ def prepare(
     """Import the modules of the workers. The call that needs a failing import reports it."""
     os.environ.clear()
     os.environ.update(environment)
-
     # Imports of users may start threads; Python would warn at each fork.
     warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
     sys.path[:] = path
