@@ -18,8 +18,8 @@ from shotclock.calls.principal import Role
 from shotclock.core.envelope import ENVELOPE_KEY
 from tests.apps.app.programs.callers import app
 from tests.apps.server.client import LEGACY, MODERN, connected, envelope_in, envelope_of, http_server, run
-from tests.people.issuing import issuing
 from tests.apps.web.serving import ANSWER_WITHIN_S, serving
+from tests.people.issuing import issuing
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 

@@ -15,9 +15,9 @@ from mcp.shared.auth import AuthorizationCodeResult, OAuthClientMetadata
 
 from shotclock.calls.principal import Role
 from tests.apps.server.client import envelope_in
-from tests.people.issuing import TestIssuer, issuing
 from tests.apps.web.serving import ANSWER_WITHIN_S, Served, serving
 from tests.certificates import certificate
+from tests.people.issuing import TestIssuer, issuing
 
 pytestmark = pytest.mark.slow
 
