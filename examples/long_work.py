@@ -1,4 +1,4 @@
-"""Work that takes longer than its caller waits, and goes on where it was. See docs/howto/long-work.md."""
+"""Work that takes longer than its caller waits, and goes on where it was. See docs/howto/background.md."""
 
 import time
 from pathlib import Path

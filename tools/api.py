@@ -16,8 +16,8 @@ FIRST = ("App", "Context", "run", "arun", "Runtime", "Clocks", "Envelope", "Oper
 INTRODUCTION = """# The public names
 
 What `from shotclock import …` and `from shotclock.testing import …` give. Other modules are internal
-([what stays stable](stability.md)). How they are used: [the App](app.md), [Tools that cannot hang](../howto/mcp.md),
-[Replace subprocess.run](../howto/run-function.md), [Test a tool](../howto/test-a-tool.md).
+([what stays stable](stability.md)). How they are used: [the App](app.md), [serve tools over MCP](../howto/mcp.md),
+[Replace subprocess.run](../howto/replace.md#replace-subprocessrun), [Test a tool](../howto/test-a-tool.md).
 """
 
 

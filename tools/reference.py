@@ -45,8 +45,8 @@ def exec_page() -> str:
     return (
         f"{_DO_NOT_EDIT}# shotclock exec\n\n"
         f"```text\n{command_help('shotclock', command).rstrip()}\n```\n\n"
-        "How to use it: [the tutorial](../tutorial.md), [before every command of an agent](../howto/agents.md), "
-        "[choosing clocks](../howto/clocks.md). Its answer: [the envelope](envelope.md).\n"
+        "How to use it: [the tutorial](../tutorial.md), [the commands of an agent](../howto/agents.md), "
+        "[choosing limits](../howto/limits.md). Its answer: [the envelope](envelope.md).\n"
     )
 
 

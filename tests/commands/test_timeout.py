@@ -113,7 +113,7 @@ SAME_CODE = {
     "timeout --help": 0,
     "timeout --version": 0,
 }
-# Different on purpose; docs/howto/migrate-from-timeout.md names each. GNU's code and what it leaves, ours, our output.
+# Different on purpose; docs/howto/replace.md names each. GNU's code and what it leaves, ours, our output.
 DIFFERENT = {
     "timeout .3 sh -c 'setsid sleep 33 & sleep 10'": ((124, 1), 124, ""),
     "timeout 10 sh -c 'sleep 33 </dev/null >/dev/null 2>&1 & exit 5'": ((5, 1), 5, ""),

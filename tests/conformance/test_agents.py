@@ -1,6 +1,6 @@
 """Five coding agents, each with and without the installation: the end of commands that go wrong.
 
-Without the installation the outcome is only recorded. The table of docs/howto/in-front-of-your-agent.md is from here:
+Without the installation the outcome is only recorded. The table of docs/howto/agents.md is from here:
 each observation is a line of the file `observations` in the folder of the agents.
 """
 

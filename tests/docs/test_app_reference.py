@@ -108,7 +108,7 @@ def test_every_variable_of_the_manifest_is_in_the_reference() -> None:
 
 # --- the examples ---------------------------------------------------------------------------------
 
-EXAMPLES = {"first_tool.py": "docs/tutorial-app.md", "long_work.py": "docs/howto/long-work.md"}
+EXAMPLES = {"first_tool.py": "docs/tutorial-app.md", "long_work.py": "docs/howto/background.md"}
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
