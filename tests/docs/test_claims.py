@@ -1,4 +1,4 @@
-"""The table in README of what the usual ways leave behind: each row tried, so that it stays true."""
+"""docs/comparison.md: its table of the usual ways, each row tried, and the tests that it names exist."""
 
 import asyncio
 import os
@@ -19,6 +19,7 @@ TIMEOUT_S = 0.5
 LIVES_S = 5.0
 # For things that are there in milliseconds.
 SOON_S = 5.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -103,3 +104,11 @@ def test_a_thread_pool_waits_for_what_it_gave_up_on() -> None:
             pool.submit(time.sleep, 1).result(timeout=0.1)
 
     assert took_s(bounded) >= 1
+
+
+def test_every_test_that_the_comparison_names_exists() -> None:
+    page = (ROOT / "docs" / "comparison.md").read_text("utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    written = "".join(file.read_text("utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 15
+    assert not {name for name in named if f"def {name}(" not in written}
