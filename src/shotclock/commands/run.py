@@ -1,6 +1,6 @@
 """`shotclock.run`: `subprocess.run` whose whole process tree is gone when it returns or raises.
 
-The supervisor of the command holds its limits, and the calling thread reads the pipes. docs/howto/run-function.md says
+The supervisor of the command holds its limits, and the calling thread reads the pipes. docs/howto/replace.md says
 what differs from `subprocess.run`.
 """
 

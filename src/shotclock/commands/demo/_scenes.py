@@ -1,4 +1,4 @@
-"""The scenes of the demo: their scripts without and with Shotclock. docs/howto/demo.md describes each.
+"""The scenes of the demo: their scripts without and with Shotclock. docs/howto/install.md describes each.
 
 A line of a script that begins with `$ ` is shown and run; the other lines prepare it and are only run.
 """
