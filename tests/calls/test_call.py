@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from shotclock import Clocks, Context, Envelope, Failure, Operation, Runtime
 from tests.calls import guests, operations, work
 from tests.calls.bounds import ROOT, WrongFoot, eventually, mark_of, marked, on_time, run, soon, timed
+from tests.rows import corners
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -273,19 +273,6 @@ def test_a_call_from_inside_a_handler_gets_what_its_caller_has_left_minus_the_re
         assert [warning["code"] for warning in envelope["warnings"]] == ["DEADLINE_INHERITED"]
 
 
-@pytest.mark.parametrize("parent", PLACES)
-def test_a_call_from_inside_a_handler_may_ask_for_less_and_that_clock_is_its_own(parent: str) -> None:
-    silent = operation_at("process", operations.is_silent, "child")
-    answer = ask(
-        parent, silent, Clocks.of("10s"), arguments={"ms": 9000}, child_clocks={"timeout": "200ms", "grace": "100ms"}
-    )
-    envelope = answer.value["envelope"]
-    assert envelope["error"]["code"] == "TIMEOUT"
-    assert envelope["error"]["context"]["clock"]["owner"] == "child"
-    assert envelope["meta"]["timeout_ms"] == 200
-    assert answer.meta["duration_ms"] < 8000
-
-
 @pytest.mark.parametrize("parent", EVERYWHERE)
 def test_a_child_cut_short_by_its_parent_answers_before_the_parents_own_bell(parent: str) -> None:
     silent = operation_at("process", operations.is_silent, "child")
@@ -492,24 +479,6 @@ def test_abandoned_calls_are_listed_and_at_the_limit_only_killable_work_is_still
     assert len(told) == 6, "a late result is never told"
 
 
-def test_a_late_error_of_abandoned_work_is_swallowed_and_counted(capfd: pytest.CaptureFixture[str]) -> None:
-    released = threading.Event()
-
-    async def fails_late() -> None:
-        await ignores_cancellation(released)
-        raise RuntimeError("nobody should read this")
-
-    async def scenario() -> None:
-        async with Runtime() as runtime:
-            operation = Operation("x", fails_late, isolation="inline")
-            assert (await runtime.call(operation, clocks=Clocks.of("100ms", grace="100ms"))).ending == "abandoned"
-            released.set()
-            await soon(lambda: runtime.counts.late == 1)
-
-    run(scenario())
-    assert "nobody should read this" not in capfd.readouterr().err
-
-
 def test_inline_work_whose_thread_of_a_pool_runs_on_is_abandoned_not_cancelled() -> None:
     released = threading.Event()
 
@@ -529,41 +498,6 @@ def test_inline_work_whose_thread_of_a_pool_runs_on_is_abandoned_not_cancelled()
             assert (await runtime.call(operation, clocks=Clocks.of("50ms", grace="10s"))).ending == "cancelled"
 
     run(scenario())
-
-
-async def spin(ms: float) -> None:
-    """Clean-up that costs the loop something and lets nobody else have a turn."""
-    give_up_at = time.perf_counter() + ms / 1000
-    while time.perf_counter() < give_up_at:
-        pass
-
-
-@pytest.mark.parametrize("grace", ["0ms", "1s"])
-def test_handlers_that_obey_are_cancelled_however_many_have_to_at_once(grace: str) -> None:
-    """The last of them is asked long after its bell, by a loop that is busy and not blocked."""
-
-    async def part() -> None:
-        try:
-            await asyncio.sleep(work.FOREVER_S)
-        finally:
-            await spin(0.25)
-
-    async def obeys() -> None:
-        async with asyncio.TaskGroup() as group:  # a layer that a cancellation needs some turns to get through
-            group.create_task(part())
-
-    async def scenario() -> Counter[str]:
-        async with Runtime() as runtime:
-            operation = Operation("obeys", obeys, isolation="inline")
-            # Two waves: the second is not even heard before the loop is through with the first.
-            calls = [
-                runtime.call(operation, clocks=Clocks.of(timeout, grace=grace))
-                for timeout in ("1500ms", "1510ms")
-                for _ in range(200)
-            ]
-            return Counter(envelope.ending for envelope in await asyncio.gather(*calls))
-
-    assert run(scenario()) == {"cancelled": 400}
 
 
 # --- cancellation ---------------------------------------------------------------------------------
@@ -657,39 +591,6 @@ def test_work_cancelled_before_it_could_start_never_runs_and_holds_nobody_up(sur
     took_ms = run(scenario())
     assert took_ms < 4500
     assert list(tmp_path.iterdir()) == []
-
-
-def test_closing_the_runtime_ends_what_still_runs_with_one_answer_each(
-    tmp_path: Path, validate_envelope: Validate
-) -> None:
-    folders = {name: tmp_path / name for name in ("process", "command")}
-
-    async def scenario() -> tuple[list[Envelope], float]:
-        for folder in folders.values():
-            folder.mkdir()
-        async with Runtime(preload=PRELOAD) as runtime:
-            clocks = Clocks.of("30s", grace="300ms")
-            calls = [
-                runtime.call(Operation("daemonises", work.daemonises), {"folder": str(folders["process"])}, clocks),
-                runtime.run(
-                    [sys.executable, "-m", "tests.calls.work", "daemonises", str(folders["command"])], clocks, cwd=ROOT
-                ),
-            ]
-            tasks = [asyncio.create_task(call) for call in calls]
-            for folder in folders.values():
-                await soon(functools.partial(mark_of, folder, "ready"), within=10)
-            _, took_ms = await timed(runtime.close())
-            left = {name: marked(folder) for name, folder in folders.items()}
-            _, pending = await asyncio.wait(tasks, timeout=2)
-            assert left == {"process": {}, "command": {}}
-            assert not pending, "a call was never answered"
-            return [task.result() for task in tasks], took_ms
-
-    envelopes, took_ms = run(scenario())
-    assert took_ms < 10_000
-    for envelope in envelopes:
-        validate_envelope(envelope.to_dict())
-        assert envelope.code in ("CANCELLED", "SHUTTING_DOWN"), envelope
 
 
 # --- handlers on the caller's own loop --------------------------------------------------------------
@@ -1147,7 +1048,7 @@ async def make_quick(runtime: Runtime) -> None:
     assert all(envelope.value == 1 for envelope in await asyncio.gather(*noops))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", corners([1, 2], 2))
 def test_a_call_that_hangs_holds_up_none_of_those_behind_it(workers: int, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Runtime(preload=PRELOAD, workers=workers) as runtime:
@@ -1173,7 +1074,7 @@ def test_a_call_that_hangs_holds_up_none_of_those_behind_it(workers: int, tmp_pa
 
 
 @pytest.mark.parametrize("way", ["stopping", "progress", "further"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", corners([1, 2], 2))
 def test_a_handler_that_uses_its_context_takes_nothing_from_the_calls_behind_it(workers: int, way: str) -> None:
     async def scenario() -> None:
         child = Operation("child", operations.noop)
@@ -1229,22 +1130,6 @@ def test_a_crash_costs_only_the_call_that_crashed() -> None:
                     assert envelope.value == number, envelope
 
     run(scenario())
-
-
-def test_a_result_right_at_its_deadline_does_not_take_the_next_call_down_with_its_worker(tmp_path: Path) -> None:
-    """Between the bell and the kill a worker may answer, and must not be trusted with another call then."""
-
-    async def scenario() -> None:
-        async with Runtime(preload=PRELOAD, workers=2) as runtime:
-            note, noop = Operation("note", operations.note), Operation("noop", operations.noop)
-            edge = Clocks(timeout_ms=20, grace_ms=60)
-            for number in range(120):
-                arguments = {"path": os.devnull, "number": number, "nap_ms": 18 + number % 20 * 0.1}
-                assert (await runtime.call(note, arguments, edge)).code in (None, "TIMEOUT")
-                after = await runtime.call(noop, clocks=SOON)
-                assert after.value == 1, (number, after)
-
-    run(scenario(), within=60)
 
 
 def test_a_worker_whose_bell_has_rung_is_trusted_with_no_other_call() -> None:

@@ -17,6 +17,7 @@ from shotclock.commands.demo._scenes import FAST, NORMAL, SCENES, Scene, runnabl
 from shotclock.commands.demo._stage import LONGEST_S, LONGEST_SETTLING_S, PREFIX, Take, play
 from shotclock.supervise.leftovers import Watch
 from tests.command_line import Running, wait_for
+from tests.rows import corners
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -65,7 +66,7 @@ def test_the_demo_ends_with_the_next_step(shotclock: Callable[..., Any]) -> None
     assert lines[-1].startswith("Next: `shotclock timeout 60 CMD`") and ".md" not in lines[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", corners([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], signal.SIGKILL))
 def test_nothing_outlives_a_demo_that_is_ended(
     number: signal.Signals,
     start: Callable[..., Running],

@@ -78,19 +78,6 @@ def test_a_timeout_of_0_is_none_at_all_and_none_is_passed_on(shotclock: Any, val
     assert ran.stdout == b"none\n"
 
 
-@pytest.mark.parametrize("timeout", ["3000000000ms", "2147483648ms", "4294967296ms", "3650d"])
-def test_a_timeout_past_32_bits_does_not_ring_early(timeout: str, shotclock: Any, validate_envelope: Any):
-    ran = shotclock("exec", "--timeout", timeout, "--", "sleep", "0.1")
-    assert ran.code == 0
-    assert validate_envelope(ran.envelope())["meta"]["timeout_ms"] > 2**31 - 1
-
-
-def test_a_command_that_ends_in_time_is_not_said_to_be_late(shotclock: Any):
-    ran = shotclock("exec", "--timeout", "10s", "--", "sleep", "0.1")
-    assert (ran.code, ran.envelope()["ok"]) == (0, True)
-    assert ran.elapsed_s < 5
-
-
 def test_a_result_that_comes_after_the_bell_is_not_a_success(shotclock: Any):
     """It was asked to stop, and then said 0: the work was cut short all the same."""
     script = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
@@ -212,18 +199,6 @@ def test_a_command_that_dies_from_being_asked_timed_out_by_the_soft_clock(shotcl
     assert 300 <= clock["elapsed_ms"] <= 300 + SLACK_MS
 
 
-def test_a_command_that_ends_before_the_soft_clock_rings_never_hears_of_it(shotclock: Any):
-    ran = shotclock("exec", "--soft", "10s", "--", "true")
-    assert (ran.code, ran.envelope()["warnings"]) == (0, [])
-
-
-def test_a_command_that_does_not_listen_runs_into_the_hard_clock(shotclock: Any, validate_envelope: Any):
-    ran = shotclock("exec", "--soft", "200ms", "--timeout", "600ms", "--grace", "0", "--", "sh", "-c", IGNORES_TERM)
-    clock = timed_out(validate_envelope(ran.envelope()))
-    assert (clock["kind"], clock["limit_ms"]) == ("timeout", 600)
-    assert ran.envelope()["meta"]["duration_ms"] >= 600
-
-
 # --- the caller's deadline ------------------------------------------------------------------------
 
 
@@ -246,12 +221,6 @@ def test_the_callers_deadline_caps_the_timeout(shotclock: Any, validate_envelope
 def test_even_without_a_clock_of_its_own_a_command_ends_by_its_callers_deadline(shotclock: Any):
     ran = shotclock("exec", "--timeout", "0", "--", "sleep", "300", env={"SHOTCLOCK_REMAINING_MS": "1500"})
     assert timed_out(ran.envelope())["owner"] == "caller"
-
-
-def test_a_caller_with_more_time_than_asked_for_changes_nothing(shotclock: Any):
-    envelope = shotclock("exec", "--timeout", "10s", "--", "true", env={"SHOTCLOCK_REMAINING_MS": "60000"}).envelope()
-    assert envelope["meta"]["timeout_ms"] == 10_000
-    assert envelope["warnings"] == []
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["passthrough", "json"])

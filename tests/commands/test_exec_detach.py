@@ -18,7 +18,6 @@ import pytest
 
 from shotclock.supervise.kernel import read_start
 from tests.command_line import SHOTCLOCK, SOON_S, is_alive, wait_for, warning_codes
-from tests.store.locked import LONG_S, held
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -299,17 +298,6 @@ def test_logs_are_read_by_lines_and_by_time_and_followed_to_the_end(shotclock: A
     assert job("logs", "five", "--since", "6")["text"] == "last\nopen"
 
 
-def test_a_log_keeps_its_end_and_the_numbers_of_its_lines(shotclock: Any, job: Any) -> None:
-    count = 400_000
-    start_job(shotclock, "--name", "flood", "--", "seq", str(count))
-    wait_for(lambda: job("status", "flood")["terminal"], "its end")
-    shown = job("logs", "flood", "-n", "2")
-    assert shown["text"] == f"{count - 1}\n{count}\n"
-    assert (shown["first_line"], shown["next_line"]) == (count - 1, count + 1)
-    whole = job("logs", "flood", "-n", "0")
-    assert whole["text"].startswith(f"{whole['first_line']}\n") and 1_000_000 < len(whole["text"]) < 2_300_000
-
-
 # --- the ends of a job ----------------------------------------------------------------------------
 
 
@@ -470,16 +458,6 @@ def test_a_job_survives_the_sigkill_of_exec_and_nothing_else_does(start: Any, jo
     job("stop", "inner")
 
 
-@pytest.mark.slow
-def test_a_job_survives_two_commands_around_it(shotclock: Any, job: Any) -> None:
-    script = f"{EXEC} -- sh -c '{DETACH} --name inner -- sleep 60'; {DETACH} --name other -- sleep 60"
-    envelope = shotclock("exec", "--json", "--", "sh", "-c", script, timeout=RAN_WITHIN_S).json()
-    assert sorted(told["name"] for told in envelope["data"]["jobs"]) == ["inner", "other"]
-    for name in ("inner", "other"):
-        assert job("status", name)["status"] == "running"
-        job("stop", name)
-
-
 def test_a_job_started_by_a_job_survives_it(shotclock: Any, job: Any) -> None:
     script = f"{DETACH} --name inner -- sleep 60; echo done; sleep 60"
     start_job(shotclock, "--name", "outer", "--ready-output", "done", "--", "sh", "-c", script)
@@ -528,17 +506,6 @@ def test_of_many_starts_under_one_name_one_wins(start: Any, job: Any) -> None:
     job("stop", "one")
 
 
-def test_words_that_are_not_utf8_reach_the_command_as_they_are(shotclock: Any, tmp_path: Path) -> None:
-    program = os.path.join(os.fsencode(tmp_path), b"\xff prog")
-    os.symlink("/bin/true", program)
-    start_job(shotclock, "--", program)
-    shown = start_job(
-        shotclock, "--name", "odd", "--env", "A=\udcfe", "--", "sh", "-c", 'printf "$A$0"; sleep 0.1', b"\xff"
-    )
-    wait_for(lambda: Path(shown["log"]).read_bytes() == b"\xfe\xff", "its output")
-    shotclock("job", "wait", "odd")
-
-
 def test_a_job_started_in_the_shell_of_an_agent_ends_with_the_agent_and_not_before(job: Any, tmp_path: Path) -> None:
     shell = tmp_path / "shotclock-sh"
     shell.write_text(f"#!{sys.executable}\nimport sys\nfrom shotclock.main import run_shell\nsys.exit(run_shell())\n")
@@ -577,25 +544,6 @@ def test_a_start_that_was_killed_holds_no_name_and_is_not_listed_as_running(
     entry.unlink()
     start_job(shotclock, "--name", "web", "--", "sleep", "60")
     assert (job("status", "abc")["status"], job("status", "abc")["code"]) == ("failed", "JOB_LOST")
-    job("stop", "web")
-
-
-@pytest.mark.slow
-def test_no_running_job_is_missing_in_a_list_with_many_ended_ones(shotclock: Any, job: Any, home: Path) -> None:
-    start_job(shotclock, "--name", "web", "--", "sleep", "60")
-    code = (
-        "from shotclock.dispatch.background_command import BackgroundCommand\n"
-        "from shotclock.supervise.clock import wall_time\n"
-        "from shotclock.store.store import Store\n"
-        "store = Store.open()\n"
-        "for n in range(120):\n"
-        "    job = BackgroundCommand(['true'], '/').as_job(f'n{n}', '/dev/null', wall_time())\n"
-        "    store.jobs.create_unless_active(job, bool)\n"
-        "    store.jobs.mark_lost(job, {'ok': False, 'error': {'code': 'JOB_LOST'}}, wall_time())\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=RAN_WITHIN_S)
-    listed = job("list")["jobs"]
-    assert len(listed) > 90 and [shown["command"] for shown in listed if not shown["terminal"]] == ["web"]
     job("stop", "web")
 
 
@@ -662,26 +610,6 @@ def test_a_job_is_stopped_on_a_full_disk_and_the_answer_says_that_its_end_is_not
     resource.prlimit(int(entry.name), resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     wait_for(lambda: job("status", "web")["terminal"], "the end of the job, which is recorded later")
     assert job("status", "web")["code"] == "CANCELLED"
-
-
-@pytest.mark.slow
-def test_a_job_that_runs_starts_and_is_stopped_loses_nothing_while_the_store_is_locked_for_twelve_seconds(
-    shotclock: Any, job: Any, home: Path
-) -> None:
-    begun = start_job(shotclock, "--name", "one", "--owner", "none", "--", "sleep", "1")
-    start_job(shotclock, "--name", "two", "--owner", "none", "--", "sleep", "60")
-    with held(home) as enough:
-        began = time.monotonic()
-        stopped = job("stop", "two")
-        assert stopped["status"] == "cancelled" and time.monotonic() - began < LONG_S
-        assert [each["job_id"] for each in job("list")["jobs"]], "a command that only looks does not wait"
-        assert time.monotonic() - began < LONG_S
-        third = start_job(shotclock, "--name", "three", "--owner", "none", "--", "sleep", "0.1")
-        assert time.monotonic() - began >= LONG_S - 1 and not enough.is_set()
-    ends = {name: job("wait", name, code=None) for name in ("one", "two", "three")}
-    assert (ends["one"]["exit_code"], ends["three"]["exit_code"]) == (0, 0)
-    assert job("status", "two")["code"] == "CANCELLED"
-    assert {begun["job_id"], third["job_id"]} <= {each["job_id"] for each in job("list")["jobs"]}
 
 
 def test_a_command_is_stopped_when_its_store_is_removed(shotclock: Any, home: Path) -> None:

@@ -29,12 +29,12 @@ def most_inside(folder: Path) -> int:
 
 
 @pytest.mark.requirement("F-033")
-def test_of_twenty_processes_in_line_never_two_are_inside(tool: Any, tmp_path: Path):
+def test_of_many_processes_in_line_never_two_are_inside(tool: Any, tmp_path: Path):
     program = tool("long.py")
-    running = [program.start("flash-in-turn", tmp_path, "--seconds", "0.05") for _ in range(20)]
+    running = [program.start("flash-in-turn", tmp_path, "--seconds", "0.05") for _ in range(10)]
     codes = [one.ends(60).code for one in running]
-    assert codes == [0] * 20
-    assert len(lines_of(tmp_path / "inside")) == 40
+    assert codes == [0] * 10
+    assert len(lines_of(tmp_path / "inside")) == 20
     assert most_inside(tmp_path) == 1
 
 

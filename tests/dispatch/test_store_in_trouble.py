@@ -19,6 +19,7 @@ import pytest
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.people.work import AGENT, ANN, APPROVE, operation
+from tests.rows import corners
 from tests.store.locked import held
 from tests.wrap.client import wrapped
 
@@ -160,7 +161,7 @@ def check(folder: Path, kind: str, rounds: int, longest_s: float, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["locked", "slow", "full"])
+@pytest.mark.parametrize("kind", corners(["locked", "slow", "full"], "locked", "full"))
 def test_whatever_the_store_suffers_for_moments_nothing_is_lost_and_every_answer_is_true(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from tests.people.work import wall_now
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "warm_starts")]
 
-KILLS = 24
+KILLS = 12
 BEGINS_WITHIN_S = 30  # a Python that starts on a loaded machine
 GONE_WITHIN_S = 10
 

@@ -36,7 +36,7 @@ from tests.apps.server.client import envelope_in
 
 from .conftest import Home, lines_of, wait_for, warning_codes
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 ADA = Principal("ada", Role.OPERATOR)
 PROGRAM = Path(guarded.__file__).read_text("utf-8")

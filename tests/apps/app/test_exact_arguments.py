@@ -16,10 +16,11 @@ from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from tests.apps.app.programs import exact
+from tests.rows import corners
 
 from .conftest import Home, lines_of, warning_codes
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 ADA = Principal("ada", Role.OPERATOR)
 YES = Decision(ProposalStatus.APPROVED)
@@ -353,7 +354,7 @@ def ask_from(folder: Path, cwd: Path, *words: str) -> Any:
     return json.loads(ran.stdout)
 
 
-@pytest.mark.parametrize("way", ["from Python", "-m"])
+@pytest.mark.parametrize("way", corners(["from Python", "-m"], "from Python"))
 def test_a_yes_to_a_module_is_no_yes_to_another_file_of_its_name(home: Home, tmp_path: Path, way: str) -> None:
     write_tools(tmp_path)
 
@@ -389,12 +390,9 @@ def test_a_yes_to_a_program_behind_a_link_is_no_yes_to_what_the_link_leads_to_la
     assert lines_of(tmp_path / "done") == [] and ask("good")["ok"]
 
 
-SPELT_OUT = [["--text", "hello"], ["--n", "1.0"], ["--n", "1.0", "--text", "hello", "--via", "a"]]
-
-
-@pytest.mark.parametrize("words", SPELT_OUT, ids=" ".join)
-def test_a_call_that_spells_a_default_out_is_the_identical_call(home: Home, tmp_path: Path, words: list[str]) -> None:
+def test_a_call_that_spells_a_default_out_is_the_identical_call(home: Home, tmp_path: Path) -> None:
     write_tools(tmp_path)
+    words = ["--n", "1.0", "--text", "hello", "--via", "a"]
     plain = (str(tmp_path / "good" / "tool.py"), "danger", str(tmp_path), "--budget", "10ms")
     first, again = (ask_from(tmp_path, tmp_path, *plain, *more) for more in ([], words))
     assert again["error"]["code"] == "INCOMPLETE", again

@@ -13,7 +13,7 @@ from shotclock import App, testing
 from shotclock.core.errors import Failure
 from tests.apps.server.client import LEGACY, MODERN, connected, envelope_of, run
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 WITHIN_S = 60
 MADE = """
@@ -81,7 +81,6 @@ def create() -> App:
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("MADE_BY", str(tmp_path / "made-by"))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "made.py").write_text(MADE)
     return tmp_path
 
@@ -93,8 +92,11 @@ def serve(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("target", "mode"), [("{}/made.py:create()", MODERN), ("made:Maker.app()", LEGACY)])
 def test_an_app_that_a_function_makes_is_served_with_everything_that_it_declares(
-    target: str, mode: str, made: Path
+    target: str, mode: str, made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if target.startswith("made:"):
+        monkeypatch.setenv("PYTHONPATH", str(made))
+
     async def scenario() -> None:
         async with connected("stdio", mode, target=target.format(made)) as (client, _):
             greeted = await asyncio.gather(*(envelope_of(client, "greet", {"name": str(n)}) for n in range(5)))

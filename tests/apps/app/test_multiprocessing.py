@@ -14,11 +14,12 @@ import pytest
 from shotclock import App
 from shotclock.supervise.kernel import is_zombie
 from tests.apps.server.client import connected, envelope_in
+from tests.rows import corners
 
 from .conftest import PROGRAMS, SOON_S, warning_codes
 from .waiting import wait_for_release
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 METHODS = ("default", "spawn", "forkserver", "fork")
 PROGRAM = PROGRAMS / "pooled.py"
@@ -51,7 +52,7 @@ async def started(folder: Path, name: str) -> int:
     return int(text)
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", corners(["forkserver", "spawn"], "forkserver"))
 def test_a_limit_in_the_shared_process_stops_the_processes_of_its_own_call_alone(method: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         def begin(name: str, timeout: str) -> Any:
@@ -91,7 +92,7 @@ def run_program(*words: str) -> Any:
     return json.loads(ran.stdout or ran.stderr)
 
 
-@pytest.mark.parametrize("command", ["in-process", "in-shared"])
+@pytest.mark.parametrize("command", corners(["in-process", "in-shared"], "in-shared"))
 def test_functions_of_the_program_itself_run_in_pools_of_processes(command: str) -> None:
     for method in METHODS:
         answer = run_program(command, "4", "--method", method)

@@ -24,6 +24,7 @@ from tests.apps.server.client import (
     timed,
 )
 from tests.calls.bounds import marked, soon
+from tests.rows import corners
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -114,7 +115,7 @@ async def hang(client: Any, tool: str, folder: Path, timeout_ms: int) -> str | N
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("calls", [160, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("calls", [80, pytest.param(1000, marks=pytest.mark.soak)])
 def test_hanging_calls_in_a_row_leave_the_server_as_it_was(calls: int, tmp_path: Path) -> None:
     tools = ["sleeps", "waits-in-recv", "waits-for-a-lock", "sleeps-async", "blocks-in-finally"]
 
@@ -142,7 +143,7 @@ def test_hanging_calls_in_a_row_leave_the_server_as_it_was(calls: int, tmp_path:
 
 @pytest.mark.alone
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("tool", ["sleeps", "sleeps-async"])
+@pytest.mark.parametrize("tool", corners(["sleeps", "sleeps-async"], "sleeps"))
 def test_two_hundred_calls_that_hang_at_once_are_each_answered_on_time(tool: str, tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         async with connected() as (client, server):
@@ -159,9 +160,9 @@ def test_two_hundred_calls_that_hang_at_once_are_each_answered_on_time(tool: str
     assert not wrong, "\n".join(wrong[:10])
 
 
-@pytest.mark.alone
+@pytest.mark.soak
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("mode", [MODERN, pytest.param(LEGACY, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("mode", [MODERN, LEGACY])
 def test_two_hundred_that_hang_at_once_over_http_are_answered_on_time(mode: str, tmp_path: Path) -> None:
     """On the server's clock: a client in Python needs seconds for as many connections, whoever is on the other end."""
 

@@ -14,7 +14,7 @@ from jsonschema import validate
 from mcp import Client, StdioServerParameters
 from mcp_types import CallToolResult
 
-from tests.apps.server.client import NO_ANSWER_S, envelope_in, run
+from tests.apps.server.client import NO_ANSWER_S, connected, envelope_in, run
 
 PROGRAM = """
     import time
@@ -87,9 +87,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[
 
     def converse(scenario: Callable[[Client], Awaitable[Any]], **options: Any) -> Any:
         async def connect() -> Any:
-            words = ["-m", "shotclock", "serve", f"{file}:app"]
-            server = StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ))
-            async with Client(server, read_timeout_seconds=NO_ANSWER_S, **options) as client:
+            async with connected("stdio", "auto", target=f"{file}:app", **options) as (client, _):
                 return await scenario(client)
 
         return run(connect())

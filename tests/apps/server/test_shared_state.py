@@ -22,10 +22,10 @@ __all__ = ["folder"]
 
 TARGET = "tests.apps.app.stateful:app"
 CALLS = 200
-ROUNDS = 10
+ROUNDS = 3
 
 
-def test_200_concurrent_calls_agree_in_ten_rounds(folder: Path) -> None:
+def test_200_concurrent_calls_agree_in_every_round(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(target=TARGET) as (client, _):
             for number in range(ROUNDS):

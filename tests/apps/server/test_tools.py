@@ -15,13 +15,13 @@ from tests.apps.server.client import (
     LEGACY,
     MODERN,
     SOME_TRANSPORTS,
-    TRANSPORTS,
     connected,
     envelope_in,
     envelope_of,
     run,
     timed,
 )
+from tests.rows import corners
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 
@@ -70,7 +70,7 @@ def size_of(box: Box) -> int:
 """
 
 
-@pytest.mark.parametrize("as_module", [False, True])
+@pytest.mark.parametrize("as_module", corners([False, True], False))
 def test_the_server_imports_nothing_of_the_app_whatever_its_tools_answer_with(
     as_module: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +184,7 @@ def test_a_tool_that_may_go_on_says_so_and_brings_the_job_tool(tmp_path: Path, m
 # --- one envelope for everything ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("transport", "mode"), TRANSPORTS)
+@pytest.mark.parametrize(("transport", "mode"), SOME_TRANSPORTS)
 def test_a_model_reads_the_value_and_programs_find_the_envelope(
     transport: str, mode: str, validate_envelope: Validate
 ) -> None:
@@ -243,7 +243,7 @@ STRANGE = {
 }
 
 
-@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize("transport", corners(["stdio", "http"], "http"))
 def test_a_strange_result_arrives_or_is_said_to_be_unreadable(transport: str, validate_envelope: Validate) -> None:
     async def scenario() -> None:
         async with connected(transport) as (client, _):
