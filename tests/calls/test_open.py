@@ -155,17 +155,6 @@ def test_one_that_ignores_the_end_of_its_stdin_and_term_is_killed_with_its_tree(
     assert not marked(tmp_path)
 
 
-def test_a_daemon_it_started_goes_with_it(tmp_path: Path) -> None:
-    async def talk(opened: InteractiveProcess) -> None:
-        await soon(lambda: mark_of(tmp_path, "ready"), LINE_WITHIN_S)
-        assert len(marked(tmp_path)) > 1
-
-    _, report = opening(adversary("daemonises", tmp_path), talk)
-
-    assert not marked(tmp_path)
-    assert report.survivors == []
-
-
 def test_it_is_stopped_at_the_deadline_even_if_its_caller_does_nothing(tmp_path: Path) -> None:
     async def talk(opened: InteractiveProcess) -> None:
         await asyncio.wait_for(asyncio.shield(opened.ended), 10)
@@ -174,17 +163,6 @@ def test_it_is_stopped_at_the_deadline_even_if_its_caller_does_nothing(tmp_path:
 
     assert report.fired == "timeout"
     assert 300 <= report.elapsed_ns / 1e6 < 8000
-
-
-def test_a_blocked_loop_does_not_delay_the_deadline(tmp_path: Path) -> None:
-    async def talk(opened: InteractiveProcess) -> bool:
-        time.sleep(1.0)
-        return mark_of(tmp_path, "ready") is None
-
-    gone, report = opening(adversary("sleeps", tmp_path), talk, Clocks.of("400ms", grace="0s"))
-
-    assert gone
-    assert report.fired == "timeout"
 
 
 def test_a_cancelled_caller_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -202,18 +180,6 @@ def test_a_cancelled_caller_leaves_nothing_behind(tmp_path: Path) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await talking
             assert not marked(tmp_path)
-
-    run(scenario())
-
-
-def test_closing_the_runtime_kills_what_is_still_open() -> None:
-    async def scenario() -> None:
-        async with Runtime() as runtime:
-            async with runtime.open(admit("talk", Clocks.of("20s")), shell("echo up; sleep 30")) as opened:
-                assert await line_of(opened) == b"up\n"
-                await runtime.close()
-                assert opened.report is not None
-                assert opened.report.stopped == "closing"
 
     run(scenario())
 

@@ -517,39 +517,6 @@ def test_winding_down_one_call_touches_no_other():
     assert other.data == {"counted": 12} and "partial" not in other.meta
 
 
-def test_nothing_is_left_in_the_list_of_running_calls():
-    before = dict(live_calls)
-    call(long_work.counts, "process", Clocks.of("30s", soft="100ms"), {"budget": "1s"})
-    assert dict(live_calls) == before
-
-
-def test_a_thousand_calls_with_overtime_pending_cost_no_thread_and_no_process_each():
-    import threading
-
-    import psutil
-
-    async def nap(ctx: Any) -> None:
-        while not ctx.stopping:
-            await asyncio.sleep(0.05)
-
-    async def scenario(runtime: Runtime) -> tuple[int, int]:
-        policy = {"observer": "none", "budget": "10s"}
-        operation = Operation("nap", nap, isolation="inline", clocks=Clocks.of("50s", soft="40s"), overtime=policy)
-        calls = [asyncio.ensure_future(runtime.call(operation)) for _ in range(1000)]
-        await until_live("nap")
-        grown = threading.active_count(), len(psutil.Process().children(recursive=True))
-        for each in list(live_calls.values()):
-            control_of(each).wind_down("alice", "enough")
-        await asyncio.gather(*calls)
-        return grown
-
-    async def idle(runtime: Runtime) -> tuple[int, int]:
-        return threading.active_count(), len(psutil.Process().children(recursive=True))
-
-    (threads, processes), (before_threads, before_processes) = run(scenario), run(idle)
-    assert threads - before_threads < 10 and processes - before_processes < 5
-
-
 # --- not enough time to begin with ------------------------------------------------------------------------
 
 

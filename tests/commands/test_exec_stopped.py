@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.command_line import SHOTCLOCK, SOON_S, envelopes_in, wait_for
+from tests.rows import corners
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "enveloped")]
 
@@ -39,7 +40,7 @@ def cancelled(envelope: dict[str, Any], number: signal.Signals) -> None:
 # --- signals --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", corners(SIGNALS, signal.SIGINT, signal.SIGTERM))
 def test_a_signal_stops_the_whole_tree_and_is_named(
     number: signal.Signals, no_survivors: Any, start: Any, validate_envelope: Any
 ):
@@ -52,7 +53,7 @@ def test_a_signal_stops_the_whole_tree_and_is_named(
     assert no_survivors.alive() == [], "gone when we are, not some time after"
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", corners(SIGNALS, signal.SIGINT, signal.SIGTERM))
 def test_a_signal_is_answered_in_json_with_the_output_so_far(
     number: signal.Signals, tmp_path: Path, start: Any, validate_envelope: Any
 ):
@@ -152,7 +153,7 @@ def test_a_second_signal_ends_it_at_once_with_exactly_one_envelope(
     cancelled(validate_envelope(running.envelope()), signal.SIGINT)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", corners(SIGNALS, signal.SIGINT, signal.SIGTERM))
 def test_however_often_it_is_told_there_is_one_envelope_and_no_traceback(
     number: signal.Signals, start: Any, validate_envelope: Any
 ):
@@ -259,7 +260,7 @@ def test_a_command_whose_reader_left_finds_out_the_way_it_would_without_us(
     assert validate_envelope(running.envelope())["data"]["signal"] == "SIGPIPE"
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", corners(SIGNALS, signal.SIGINT, signal.SIGTERM))
 def test_a_signal_ends_us_even_while_nobody_takes_the_answer(number: signal.Signals, tmp_path: Path, start: Any):
     """The command is gone, the pipe is full: then we are what hangs, and it must not take SIGKILL to end us."""
     theirs, ours = os.pipe()

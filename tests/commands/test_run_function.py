@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import types
 import unittest
@@ -264,22 +263,6 @@ def test_a_program_that_is_killed_takes_its_commands_with_it() -> None:
         program.kill()
         program.wait(LIMIT_S)
         wait_until_gone(*pids, zygote)
-
-
-def test_many_threads_run_at_once_each_with_its_own_output() -> None:
-    seen: dict[int, object] = {}
-
-    def work(number: int) -> None:
-        for turn in range(3):
-            script = f"sleep 0.{number % 4}; printf '{number}.%s' {turn}"
-            seen[number * 10 + turn] = run(script, shell=True, capture_output=True, timeout=LIMIT_S).stdout
-
-    threads = [threading.Thread(target=work, args=[number]) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert seen == {number * 10 + turn: f"{number}.{turn}".encode() for number in range(20) for turn in range(3)}
 
 
 def test_a_program_keeps_its_handlers_its_children_and_its_orphans() -> None:

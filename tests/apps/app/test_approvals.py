@@ -180,11 +180,6 @@ def test_what_expired_is_not_run_and_not_called_rejected(home: Home, tmp_path: P
     assert lines_of(tmp_path / "done") == []
 
 
-def test_what_only_wants_to_be_seen_goes_on_when_nobody_objects(home: Home, tmp_path: Path) -> None:
-    envelope = with_inbox(lambda inbox: guarded.app.call("announced", folder=str(tmp_path)), home)
-    assert envelope.ok and lines_of(tmp_path / "done") == ["announced"]
-
-
 def test_that_it_went_on_unanswered_and_what_became_of_it_is_in_the_trail(home: Home, tmp_path: Path) -> None:
     async def work(inbox: Inbox) -> Any:
         assert (await guarded.app.call("announced", folder=str(tmp_path))).ok
@@ -225,23 +220,6 @@ def test_a_repeat_under_its_key_is_answered_and_asks_nobody(home: Home, tmp_path
     first, again, proposals = with_inbox(work, home)
     assert first.ok and again.ok and warning_codes(again.to_dict()) == ["REPLAYED"]
     assert len(proposals) == 1 and lines_of(tmp_path / "done") == ["deploy web 1"]
-
-
-def test_a_repeat_under_its_key_is_answered_also_where_the_operator_changed_it(home: Home, tmp_path: Path) -> None:
-    async def work(inbox: Inbox) -> Any:
-        async def call() -> Any:
-            arguments = {"folder": str(tmp_path), "service": "web"}
-            return await guarded.app.call_with("deploy", arguments, idempotency_key="k1")
-
-        calling = asyncio.ensure_future(call())
-        [proposal] = await pending(inbox)
-        changed = {"folder": str(tmp_path), "service": "web", "replicas": 3}
-        await inbox.decide(proposal.id, Decision(ProposalStatus.MODIFIED, arguments=changed), ADA)
-        return await calling, await call()
-
-    first, again = with_inbox(work, home)
-    assert first.data == again.data == {"service": "web", "replicas": 3}
-    assert warning_codes(again.to_dict()) == ["REPLAYED"] and lines_of(tmp_path / "done") == ["deploy web 3"]
 
 
 def test_a_job_that_was_approved_is_attached_to_without_asking_again(home: Home, tool: Any, tmp_path: Path) -> None:
@@ -290,20 +268,6 @@ def test_on_the_command_line_pending_is_exit_14_and_the_operator_is_told_why(
 
     assert run(justification()) == "the old one is broken"
     assert program.envelope(*words, code=0)["data"] == {"service": "web", "replicas": 1}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("SHOTCLOCK_RESPONSE_TIMEOUT", "soon"),
-        ("SUPERVISE_RESPONSE_TIMEOUT_SECONDS", "-3"),
-        ("SHOTCLOCK_INBOX_LIMIT", "many"),
-    ],
-)
-def test_a_budget_that_is_none_is_refused_at_the_start(name: str, value: str, tool: Any, tmp_path: Path) -> None:
-    env = {"SHOTCLOCK_RESPONSE_TIMEOUT": None, name: value}
-    envelope = tool("guarded.py").envelope("deploy", tmp_path, "web", code=2, env=env)
-    assert envelope["error"]["code"] == "ARG_ERROR" and name in envelope["error"]["message"]
 
 
 def test_defaults_are_shown_and_a_yes_does_not_hold_for_others(home: Home) -> None:
@@ -413,26 +377,6 @@ def test_an_approved_job_does_not_start_with_another_program_file(tool: Any, tmp
     envelope = home.job().envelope
     assert envelope is not None and envelope["error"]["code"] == "ACTION_CHANGED"
     assert envelope["meta"]["ending"] == "not_started" and lines_of(tmp_path / "done") == ["migrate begins"]
-
-
-def test_a_server_does_not_run_an_approved_tool_once_its_program_file_has_changed(
-    home: Home, tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHOTCLOCK_RESPONSE_TIMEOUT", QUICK)
-    tool("guarded.py")
-
-    async def scenario() -> None:
-        async with mcp.connected(target=f"{tmp_path / 'guarded.py'}:app") as (client, _):
-            arguments = {"folder": str(tmp_path), "service": "web"}
-            waiting, _ = await called(client, "deploy", **arguments)
-            assert waiting["data"]["status"] == "pending"
-            decide_all(home)
-            (tmp_path / "guarded.py").write_text(PROGRAM.replace('f"deploy', 'f"evil'))
-            refused, is_error = await called(client, "deploy", **arguments)
-            assert is_error and refused["error"]["code"] == "ACTION_CHANGED", refused
-
-    run(scenario())
-    assert lines_of(tmp_path / "done") == []
 
 
 @pytest.mark.parametrize(
@@ -716,24 +660,6 @@ def test_what_was_approved_by_other_rules_or_against_another_text_lets_nothing_p
     # What has expired answers nobody: the gate has asked anew.
     assert not isinstance(answer, Call)
     assert answer.problem.code == "ACTION_CHANGED" or answer.data["status"] == "pending"
-
-
-def test_an_operation_that_was_approved_by_other_rules_lets_nothing_pass(home: Home) -> None:
-    app = App("strict")
-
-    @app.command(approval={"deciders": ["ada"]}, destructive=True)
-    def wipe(disk: str) -> None: ...
-
-    async def ask(put: Any, inbox: Inbox) -> Any:
-        await put(disk="a")
-        [ours] = await pending(inbox)
-        agent = Principal("agent", Role.AGENT)
-        await inbox.withdraw(ours.id, agent)
-        theirs = await inbox.propose(replace(ours.ask, title="Tidy up", policy=Policy()), agent)
-        await inbox.decide(theirs.id, YES, Principal("bob", Role.OPERATOR))
-        return (await put(disk="a")).problem.code
-
-    assert ask_for(app, home, ask) == "ACTION_CHANGED"
 
 
 @pytest.mark.parametrize(

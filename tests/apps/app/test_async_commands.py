@@ -19,27 +19,6 @@ pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 app = App("awaits", default_timeout="10s", grace="3s")
 
 
-@app.command(timeout="2s", grace="200ms")
-async def waits_for_a_child(path: Path, isolated: bool = False) -> None:
-    child = await asyncio.create_subprocess_exec("sleep", "60", start_new_session=isolated)
-    path.write_text(str(child.pid))
-    await child.wait()
-
-
-@app.command(timeout="2s", grace="200ms")
-async def waits_beside_a_grandchild(path: Path) -> None:
-    shell = await asyncio.create_subprocess_shell("sleep 60 & echo $!", stdout=asyncio.subprocess.PIPE)
-    assert shell.stdout is not None
-    path.write_text((await shell.stdout.readline()).decode().strip())
-    await shell.wait()
-    await asyncio.sleep(60)
-
-
-@app.command
-async def leaves_a_child() -> int:
-    return (await asyncio.create_subprocess_exec("sleep", "60")).pid
-
-
 @app.command(timeout="2s")
 async def cleans_up(path: Path, blocks: bool = False) -> None:
     try:
@@ -109,11 +88,6 @@ async def leaves_a_task_that_will_not_go() -> int:
     return os.getpid()
 
 
-@app.command(mutates=False)
-async def cancels_itself() -> None:
-    raise asyncio.CancelledError
-
-
 def run(scenario: Any) -> Any:
     return asyncio.run(asyncio.wait_for(scenario, 60))
 
@@ -130,37 +104,6 @@ def call(command: str, **arguments: object) -> Envelope:
             return await app.call(command, **arguments)
 
     return run(scenario())  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("command", ["waits-for-a-child", "waits-beside-a-grandchild"])
-def test_what_an_async_command_started_is_gone_when_its_time_is_up(command: str, tmp_path: Path) -> None:
-    envelope = call(command, path=tmp_path / "pid")
-    assert (envelope.code, envelope.ending, envelope.meta["survivors"]) == ("TIMEOUT", "killed", [])
-    assert not is_running(int((tmp_path / "pid").read_text()))
-
-
-def test_what_an_async_command_started_is_gone_when_its_caller_leaves(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-
-    async def scenario() -> None:
-        async with app:
-            calling = asyncio.ensure_future(app.call_with("waits-for-a-child", {"path": pid}, timeout="20s"))
-            while not (pid.exists() and pid.read_text()):
-                await asyncio.sleep(0.01)
-            calling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await calling
-            assert not is_running(int(pid.read_text()))
-
-    run(scenario())
-
-
-def test_what_an_async_command_leaves_running_is_stopped_and_named() -> None:
-    envelope = call("leaves-a-child")
-    (warning,) = envelope.warnings
-    assert envelope.ok and warning["code"] == "DESCENDANTS_STOPPED"
-    assert [process["pid"] for process in warning["context"]["processes"]] == [envelope.value]
-    assert not is_running(envelope.value)
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["awaiting", "blocking"])
@@ -230,8 +173,3 @@ def test_a_task_that_will_not_go_takes_its_worker_with_it_and_nobodys_call() -> 
 
     pids = run(scenario())
     assert len(set(pids)) == 4
-
-
-def test_an_async_command_that_cancels_itself_says_so() -> None:
-    envelope = call("cancels-itself")
-    assert (envelope.code, envelope.ending) == ("CANCELLED", "cancelled")

@@ -501,16 +501,6 @@ def test_a_backstop_that_cost_the_apps_memory_says_so(tool: str, tmp_path: Path)
     assert after["data"] == ["b"]
 
 
-def test_a_backstop_that_rang_for_work_that_uses_its_grace_up_says_that_it_was_killed(tmp_path: Path) -> None:
-    async def scenario() -> Any:
-        async with connected("stdio", MODERN, "--operation-timeout", "2s") as (client, _):
-            return await envelope_of(client, "ignores-through-its-grace", {"folder": str(tmp_path)})
-
-    envelope = run(scenario(), within=60)
-    assert (envelope["error"]["code"], envelope["meta"]["ending"]) == ("OPERATION_TIMEOUT", "killed")
-    assert not marked(tmp_path)
-
-
 def test_without_a_backstop_a_tool_without_a_timeout_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with connected("stdio", MODERN, "--operation-timeout", "0") as (client, _):

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import stat
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -147,19 +146,6 @@ def test_a_hanging_command_is_stopped_with_a_child_that_left_its_session_and_ign
     with_shell(scene)
 
 
-def test_a_command_that_is_stopped_during_the_grace_of_its_timeout_was_stopped_by_its_timeout(tmp_path: Path) -> None:
-    async def scene(shell: Shell) -> None:
-        running = asyncio.ensure_future(shell.run(f"echo begun; {TREE.format(tmp_path)}", timeout_s=1))
-        pids = await asyncio.to_thread(pids_in, tmp_path)
-        await asyncio.wait([running], timeout=1.2)  # past the timeout, and not past the grace
-        assert (
-            "stopped after its timeout of 1s; no process of it is left" in (await shell.call("stop", job="job-1")).text
-        )
-        assert (await running).code == "TIMEOUT" and are_gone(pids)
-
-    with_shell(scene)
-
-
 def test_children_that_outlive_their_command_are_stopped_and_named(tmp_path: Path) -> None:
     async def scene(shell: Shell) -> None:
         answer = await shell.run(f"setsid sleep 300 & echo $! > {tmp_path}/pid; echo done")
@@ -222,62 +208,20 @@ async def wait_for_end(shell: Shell, job: str) -> Answer:
 # --- output ---------------------------------------------------------------------------------------
 
 
-def test_of_a_long_output_the_beginning_and_the_end_are_shown_and_the_lines_between_counted(tmp_path: Path) -> None:
-    async def scene(shell: Shell) -> None:
-        answer = await shell.run("seq 200000")
-        data = answer.data
-        assert data["lines"] == 200_000 and len(data["output"]) < 20_000
-        head, gap, tail = data["output"].partition("… ")
-        assert head.startswith("1\n2\n3\n") and tail.endswith("199999\n200000\n")
-        shown = head.split() + tail.partition("\n")[2].split()
-        assert data["lines_left_out"] == 200_000 - len(shown)
-        assert f"{gap}{data['lines_left_out']:,} lines" in data["output"]
-        assert f"whole output: {data['output_file']}\n" in data["output"] and data["output_file_is_whole"]
-        whole = Path(data["output_file"])
-        assert whole.read_text() == "".join(f"{number}\n" for number in range(1, 200_001))
-        assert stat.S_IMODE(whole.stat().st_mode) == 0o600
-        assert stat.S_IMODE(whole.parent.stat().st_mode) == 0o700
-        some = await shell.call("logs", job=data["job"], since_line=123_456, max_lines=2)
-        assert (some.data["output"], some.data["first_line"], some.data["next_line"]) == (
-            "123457\n123458",
-            123_457,
-            123_458,
-        )
-        last = await shell.call("logs", job=data["job"], max_lines=2)
-        assert last.data["output"] == "199999\n200000"
-
-    with_shell(scene)
-
-
 def test_a_flood_is_counted_to_its_end_and_fills_no_disk() -> None:
     async def scene(shell: Shell) -> None:
-        flood = asyncio.ensure_future(shell.run("yes 0123456789abcdef | head -c 170000000"))
+        flood = asyncio.ensure_future(shell.run("yes 0123456789abcdef | head -c 51000000"))
         beside = await asyncio.wait_for(shell.run("echo beside"), STARTED_WITHIN_S)
         assert beside.data["output"] == "beside\n"
         data = (await flood).data
-        assert (data["lines"], data["bytes"]) == (10_000_000, 170_000_000)
+        assert (data["lines"], data["bytes"]) == (3_000_000, 51_000_000)
         assert os.path.getsize(data["output_file"]) == 32 * 1024 * 1024 and not data["output_file_is_whole"]
         assert "the first 33,554,432 bytes of the output: " in data["output"]
-        lost = await shell.call("logs", job=data["job"], since_line=5_000_000, max_lines=1)
-        assert f"Lines 5000001 to {lost.data['first_line'] - 1} were not kept." in lost.text
-        assert lost.data["first_line"] > 9_990_000 and lost.data["output"] == "0123456789abcdef"
+        lost = await shell.call("logs", job=data["job"], since_line=2_500_000, max_lines=1)
+        assert f"Lines 2500001 to {lost.data['first_line'] - 1} were not kept." in lost.text
+        assert lost.data["first_line"] > 2_990_000 and lost.data["output"] == "0123456789abcdef"
         kept = await shell.call("logs", job=data["job"], since_line=1_000_000, max_lines=1)
         assert (kept.data["first_line"], kept.data["output"]) == (1_000_001, "0123456789abcdef")
-
-    with_shell(scene)
-
-
-def test_bytes_that_are_no_text_break_nothing() -> None:
-    async def scene(shell: Shell) -> None:
-        few = await shell.run(r"printf 'a\377\000\033[1mb\n'")
-        assert few.data["output"] == "a\ufffd\0\x1b[1mb\n"
-        many = await shell.run("head -c 300000 /dev/urandom")
-        assert many.envelope["ok"] and many.data["bytes"] == 300_000
-        assert os.path.getsize(many.data["output_file"]) == 300_000
-        one_line = await shell.run("head -c 300000 /dev/zero | tr '\\0' x")
-        assert one_line.data["lines"] == 1 and "0 lines (284,000 bytes) left out" in one_line.data["output"]
-        logs = await shell.call("logs", job=one_line.data["job"])
-        assert "296,000 bytes left out" in logs.data["output"]
 
     with_shell(scene)
 
@@ -377,23 +321,6 @@ def test_a_program_that_waits_for_input_is_reported_and_gets_it() -> None:
         assert left.data["exit_code"] == 9
         late = await shell.call("send_input", job="python", text="print(1)")
         assert late.code == "CONFLICT" and "has ended" in late.text
-
-    with_shell(scene)
-
-
-def test_a_wait_for_input_that_has_ended_is_not_reported_any_more() -> None:
-    gives_up = (
-        "import signal, time; signal.signal(signal.SIGALRM, lambda *_: 1 / 0); signal.alarm(5)\n"
-        "try: input()\nexcept ZeroDivisionError: time.sleep(300)"
-    )
-
-    async def scene(shell: Shell) -> None:
-        await shell.call("start", command=f"python3 -c '{gives_up}'", name="asks")
-        assert (await shell.call("wait", job="asks")).data["input_wanted"]["waits_for"] == "stdin"
-        for _ in range(100):
-            if "input_wanted" not in (await shell.call("wait", job="asks", timeout_s=0.3)).data:
-                return
-        pytest.fail("still reported")
 
     with_shell(scene)
 
@@ -539,21 +466,6 @@ def test_a_killed_server_leaves_no_process_of_any_job(tmp_path: Path) -> None:
         process.kill()
         process.wait(ENDED_WITHIN_S)
         eventually(lambda: are_gone(pids), GONE_WITHIN_S)
-
-
-def test_a_killed_supervisor_takes_its_command_along_and_the_answer_says_so(tmp_path: Path) -> None:
-    async def scene(shell: Shell) -> None:
-        running = asyncio.ensure_future(shell.run(TREE.format(tmp_path)))
-        pids = await asyncio.to_thread(pids_in, tmp_path)
-        supervisor = psutil.Process(pids[0]).parent()
-        assert supervisor is not None
-        supervisor.kill()
-        lost = await running
-        assert lost.code == "SUPERVISOR_LOST"
-        assert are_gone(pids)
-        assert (await shell.run("echo still here")).data["output"] == "still here\n"
-
-    with_shell(scene)
 
 
 def test_cancelling_run_or_start_stops_the_command_and_cancelling_wait_does_not(tmp_path: Path) -> None:

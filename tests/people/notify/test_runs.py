@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -140,17 +139,6 @@ def test_a_run_is_sent_once_for_each_time_it_is_parked(runs: Runs, taken: Taken)
     assert names(taken) == ["parked", "parked", "ended"]
 
 
-def test_a_run_that_is_cancelled_as_a_job_is_sent(runs: Runs, taken: Taken) -> None:
-    runs(flow(runs, taken, QUESTION, "[ended]"), "--run-id", "r1", code=14)
-    with sqlite3.connect(runs.folder / "home" / "shotclock.db") as store:  # as if it had waited for a minute
-        store.execute("UPDATE runs SET created_at = created_at - 60000")
-    store.close()
-    shotclock(runs, "job", "cancel", "r1")
-    [event] = events(taken)
-    assert (event["event"], event["code"]) == ("failed", "CANCELLED")
-    assert event["duration_ms"] >= 60_000, "from the beginning of the run, not of the command that ended it"
-
-
 def test_a_server_that_does_not_answer_is_a_warning_in_the_answer_and_the_report(runs: Runs, taken: Taken) -> None:
     taken.drips = True
     began = time.monotonic()
@@ -231,15 +219,6 @@ def test_a_mistake_in_a_workflow_file_is_refused_by_check_and_nothing_runs(runs:
     [finding] = shotclock(runs, "check", unset)["data"]["findings"]
     assert (finding["rule"], finding["severity"], finding["field"]) == ("env/unset", "warning", "notify.0.slack")
     runs(unset, code=0)
-
-
-def test_a_signal_ends_the_run_and_the_message_is_sent(runs: Runs, taken: Taken) -> None:
-    process = runs.start(flow(runs, taken, WAITING), "--run-id", "r1")
-    wait_until((runs.folder / "began").exists)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=WITHIN_S)
-    [event] = events(taken)
-    assert (event["event"], event["ok"]) == ("failed", False)
 
 
 def test_a_projects_file_does_not_decide_where_messages_go(runs: Runs, taken: Taken) -> None:
