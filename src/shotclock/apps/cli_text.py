@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.limits import NS_PER_MS, format_duration
 from ..core.visible_text import one_line
 from ..supervise.clock import monotonic_ns
-from ..terminal.output import Screen, is_terminal, write_quietly
+from ..terminal.drawing import draw, styled, table
+from ..terminal.output import Screen, write_quietly
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 BAR_WIDTH = 24
 REDRAW_NS = 100 * NS_PER_MS
 _SCALARS = (str, int, float, bool, type(None))
-_GAP = "  "
 LONGEST_CELL = 10_000  # characters, off a terminal
-USUAL_WIDTH = 80
-NARROWEST = 8  # of a column that is cut
+WIDEST_TABLE = 1_000_000
 
 
 def render_value(value: object) -> str:
     """Return a result as text: a text itself, a table of a list of flat objects, JSON of anything else."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and (table := _table(value)):
-        return table
+    if isinstance(value, list) and value and all(map(_is_flat, value)):
+        return "\n".join(line.rstrip() for line in draw(_draw_table, value).splitlines())
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _is_flat(row: object) -> bool:
+    """Return whether a table would show all of an object."""
+    return isinstance(row, dict) and bool(row) and all(isinstance(cell, _SCALARS) for cell in row.values())
 
 
 def show_item(item: object) -> None:
@@ -36,72 +42,24 @@ def show_item(item: object) -> None:
     write_quietly(sys.stdout, f"{text}\n")
 
 
-def _table(rows: list[Any]) -> str | None:
-    """Return a table with a column for each key, None if it would hide something."""
-    if not rows or not all(isinstance(row, dict) and row for row in rows):
-        return None
-    if not all(isinstance(cell, _SCALARS) for row in rows for cell in row.values()):
-        return None
+def _draw_table(rows: list[dict[str, Any]], console: Console) -> None:
+    """Draw a column for each key. A terminal cuts the widest ones, a file has room for all of them."""
+    if not console.is_terminal:
+        console.width = WIDEST_TABLE
     titles = list(dict.fromkeys(key for row in rows for key in row))
-    columns = [[_cell(row.get(title)) for row in rows] for title in titles]
-    is_number = [
-        all(isinstance(row.get(title), int | float | None) and not isinstance(row.get(title), bool) for row in rows)
-        for title in titles
-    ]
-    heads = [one_line(title).upper() for title in titles]
-    widths = [max(map(_width, [head, *cells])) for head, cells in zip(heads, columns, strict=True)]
-    _fit(widths, len(_GAP))
-    lines = [
-        _GAP.join(
-            _place(cell, width, right) for cell, width, right in zip(line, widths, is_number, strict=True)
-        ).rstrip()
-        for line in (heads, *zip(*columns, strict=True))
-    ]
-    return "\n".join(lines)
+    drawn = table(*(one_line(title).upper() for title in titles))
+    drawn.header_style = ""
+    for title, column in zip(titles, drawn.columns, strict=True):
+        cells = [row.get(title) for row in rows]
+        is_number = all(isinstance(cell, int | float | None) and not isinstance(cell, bool) for cell in cells)
+        column.justify, column.no_wrap = "right" if is_number else "left", True
+    for row in rows:
+        drawn.add_row(*(styled(_cell(row.get(title))) for title in titles))
+    console.print(drawn)
 
 
 def _cell(value: object) -> str:
     return one_line(value, LONGEST_CELL) if isinstance(value, str) else "" if value is None else json.dumps(value)
-
-
-def _fit(widths: list[int], gap: int) -> None:
-    """Narrow the widest columns until the table fits the terminal. A file has room for all of it."""
-    if not is_terminal(sys.stdout):
-        return
-    room = _find_width()
-    while sum(widths) + gap * (len(widths) - 1) > room and max(widths) > NARROWEST:
-        widths[widths.index(max(widths))] -= 1
-
-
-def _find_width() -> int:
-    """Return the columns of the terminal. `shutil` knows them as well, and takes milliseconds to import."""
-    written = os.environ.get("COLUMNS", "")
-    if written.isdecimal() and int(written):
-        return int(written)
-    try:
-        return os.get_terminal_size(1).columns or USUAL_WIDTH
-    except OSError:
-        return USUAL_WIDTH
-
-
-def _width(text: str) -> int:
-    """Return the number of terminal cells of a text."""
-    if text.isascii():
-        return len(text)
-    import unicodedata
-
-    return sum(
-        0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text
-    )
-
-
-def _place(text: str, width: int, is_number: bool) -> str:
-    if _width(text) > width:
-        while _width(text) > width - 1:
-            text = text[:-1]
-        text += "…"
-    blanks = " " * (width - _width(text))
-    return blanks + text if is_number else text + blanks
 
 
 class ProgressBar:
