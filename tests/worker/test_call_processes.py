@@ -16,6 +16,7 @@ from shotclock import Clocks, Envelope, Operation, Runtime
 from tests.calls import guests
 from tests.calls.bounds import mark_of, marked, run, soon
 from tests.calls.work import FOREVER_S
+from tests.rows import corners
 
 pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
 
@@ -39,14 +40,19 @@ def op(name: str, where: Any) -> Operation:
 @everywhere
 @pytest.mark.parametrize(
     "adversary",
-    [
-        "waits_for_a_child",
+    corners(
+        [
+            "waits_for_a_child",
+            "waits_beside_an_orphan",
+            "waits_for_one_that_ignores_term",
+            "waits_for_one_without_a_main_thread",
+            "starts_one_in_a_thread",
+            "starts_one_in_an_executor",
+        ],
         "waits_beside_an_orphan",
         "waits_for_one_that_ignores_term",
-        "waits_for_one_without_a_main_thread",
-        "starts_one_in_a_thread",
         "starts_one_in_an_executor",
-    ],
+    ),
 )
 def test_what_a_call_started_is_gone_when_its_time_is_up(where: Any, adversary: str, tmp_path: Path) -> None:
     async def scenario() -> Envelope:
