@@ -42,7 +42,7 @@ from tests.calls.bounds import (
 )
 from tests.rows import corners
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 TIMEOUT_MS = 200
 COMMAND_TIMEOUT_MS = 400  # Python has to start first

@@ -14,7 +14,7 @@ import pytest
 from shotclock.store.store import Store
 from tests.command_line import SHOTCLOCK, Running, wait_for
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 # What a command line or a run takes on a busy machine.
 WITHIN_S = 60.0
@@ -142,15 +142,14 @@ def test_a_run_that_is_given_more_time_gives_it_to_its_steps(run_flow: Any, home
     assert int(running.envelope()["data"]["steps"]["next"]["output"]) > 6000
 
 
-@pytest.mark.parametrize("words", [("job", "stop", "r"), ("job", "stop", "r", "--reason", "enough")])
-def test_a_run_is_wound_down_with_what_its_steps_have_so_far(run_flow: Any, tmp_path: Path, words: Any) -> None:
+def test_a_run_is_wound_down_with_what_its_steps_have_so_far(run_flow: Any, tmp_path: Path) -> None:
     running = run_flow("""
         steps:
           kept: {exec: 'trap "echo part; exit 0" TERM; touch up; sleep 60 & wait', timeout: 90}
           never: {exec: echo never, depends_on: [kept]}
     """)
     wait_for_file(tmp_path / "up")
-    code, envelope = say(*words)
+    code, envelope = say("job", "stop", "r", "--reason", "enough")
     assert code == 0 and envelope["data"]["stopping"][0]["name"] == "run flow", envelope
     assert running.ends(WITHIN_S) == 143
     answer = running.envelope()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.command_line import SHOTCLOCK, SOON_S, is_alive, wait_for
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 LONG = "50s"
 RAN_WITHIN_S = 60.0

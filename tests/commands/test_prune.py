@@ -14,7 +14,7 @@ import pytest
 from shotclock.store.store import RUNNERS_SINCE
 from tests.command_line import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_starts")]
 DAY_MS = 86_400_000
 
 

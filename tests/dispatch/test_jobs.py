@@ -22,7 +22,7 @@ from shotclock.supervise.clock import wall_time
 from tests.apps.app.conftest import Home, fields_of, lines_of, uses_the_store, wait_for
 from tests.conftest import SPEC
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 # What exit 14 may take beyond the budget (F-080: budget 2000, exit 14 within 3 s), here from the start of Python on.
 LATE_BY_AT_MOST_S = 3.0

@@ -23,7 +23,7 @@ from tests.rows import corners
 from tests.store.locked import held
 from tests.wrap.client import wrapped
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 SHOTCLOCK = [sys.executable, "-m", "shotclock"]
 ENDS_WITHIN_S = 120.0
@@ -143,7 +143,7 @@ def check_wrap(folder: Path, kind: str, chance: random.Random, longest_s: float)
                 for number in range(chance.randrange(1, 40)):
                     client.text("echo", text=str(number))
                     made += 1
-    assert len(ask("calls", "--limit", "1000")["data"]["calls"]) == made
+    assert len(ask("mcp", "log", "--limit", "1000")["data"]["calls"]) == made
 
 
 def check(folder: Path, kind: str, rounds: int, longest_s: float, monkeypatch: pytest.MonkeyPatch) -> None:

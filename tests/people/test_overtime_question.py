@@ -17,7 +17,7 @@ from shotclock.core.proposal import Confirmation, Decision, Proposal, ProposalSt
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 WITHIN_S = 60.0
 

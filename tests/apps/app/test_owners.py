@@ -24,7 +24,7 @@ from tests.apps.server.client import envelope_in
 
 from .conftest import Home, lines_of
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 TARGET = "tests.apps.app.programs.owned:app"
 KEY = "shotclock.dev/idempotencyKey"

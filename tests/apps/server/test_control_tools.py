@@ -17,7 +17,7 @@ from shotclock.supervise.clock import wall_time
 from tests.apps.server.client import MODERN, NO_ANSWER_S, connected, envelope_in, envelope_of, http_server, run
 from tests.command_line import SHOTCLOCK
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 APP = """
 import time

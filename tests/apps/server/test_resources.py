@@ -32,6 +32,7 @@ from tests.apps.server.client import (
     run,
 )
 from tests.processes import is_running
+from tests.warm import starting_warm
 
 PROGRAM = """
     import asyncio, json, os, time
@@ -227,7 +228,7 @@ def test_resources_are_listed_and_read(library: str, transport: str, mode: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("transport", "mode"), [("stdio", MODERN), ("http", LEGACY), ("http", MODERN)])
+@pytest.mark.parametrize(("transport", "mode"), SOME_TRANSPORTS)
 def test_a_read_that_hangs_crashes_or_fails_is_an_error_with_a_sentence(
     library: str, transport: str, mode: str
 ) -> None:
@@ -422,8 +423,9 @@ async def listening(transport: str, target: str, note: Any) -> AsyncIterator[Cli
         return
     words = command(target)
     parameters = StdioServerParameters(command=words[0], args=words[1:], env=dict(os.environ), cwd=ROOT)
-    async with Client(parameters, **options) as client:
-        yield client
+    with starting_warm():
+        async with Client(parameters, **options) as client:
+            yield client
 
 
 def test_a_change_outside_a_server_is_no_error(changing: Path) -> None:

@@ -15,7 +15,7 @@ from tests.people.notify.servers import web_server
 
 expect: Any = pytest.importorskip("playwright.sync_api").expect
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 
 def notified_link(home: Path, page: str, folder: Path, environment: dict[str, str]) -> str:
