@@ -5,7 +5,6 @@ import ctypes
 import faulthandler
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,20 +27,8 @@ def sleeps() -> None:
 
 
 @app.command
-def spins() -> None:
-    while True:
-        pass
-
-
-@app.command
 def holds_the_gil() -> None:
     ctypes.PyDLL(None).sleep(int(FOR_EVER))
-
-
-@app.command
-def waits_in_recv() -> None:
-    ours, _theirs = socket.socketpair()
-    ours.recv(1)
 
 
 @app.command
@@ -52,14 +39,6 @@ def swallows_everything() -> None:
             time.sleep(FOR_EVER)
         except BaseException:
             pass
-
-
-@app.command
-def blocks_in_finally() -> None:
-    try:
-        time.sleep(FOR_EVER)
-    finally:
-        time.sleep(FOR_EVER)
 
 
 @app.command
@@ -91,16 +70,6 @@ def asks() -> str:
 
 
 @app.command
-async def sleeps_async() -> None:
-    await asyncio.sleep(FOR_EVER)
-
-
-@app.command
-async def blocks_the_loop() -> None:
-    time.sleep(FOR_EVER)
-
-
-@app.command
 async def swallows_cancellation() -> None:
     while True:
         try:
@@ -119,19 +88,9 @@ def segfaults() -> None:
 
 
 @app.command
-def aborts() -> None:
-    os.abort()
-
-
-@app.command
 def exits_at_once() -> None:
     print('{"ok":true,"data":null,"error":null,"warnings":[],"meta":{}}', flush=True)
     os._exit(0)
-
-
-@app.command
-def kills_itself() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.command
