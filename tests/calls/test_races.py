@@ -729,24 +729,6 @@ def test_work_that_was_being_stopped_already_when_closing_lost_its_supervisor_is
     assert (envelope.code, envelope.ending) == ("CANCELLED", "killed"), envelope.error
 
 
-def test_what_is_killed_by_closing_is_not_said_to_be_lost_when_its_supervisor_goes_too(tmp_path: Path) -> None:
-    async def scenario() -> tuple[str | None, str, object]:
-        async with a_runtime(workers=1, most_workers=1) as runtime:
-            crowd = Operation("crowd", work.has_fifty_children)
-            running = asyncio.create_task(runtime.call(crowd, {"folder": str(tmp_path)}, SOON))
-            supervisor = (await soon(lambda: mark_of(tmp_path, "ready"))).parent()
-            (worker,) = runtime._children.pool()._all
-            closing = asyncio.create_task(runtime.close())
-            await soon(lambda: worker.is_ending)
-            with contextlib.suppress(psutil.Error):  # it has reported already
-                supervisor.kill()
-            await closing
-            envelope = await running
-            return envelope.code, envelope.ending, envelope.meta["survivors"]
-
-    assert run(scenario()) == ("CANCELLED", "killed", [])
-
-
 def test_closing_that_is_cancelled_still_leaves_nothing() -> None:
     async def scenario() -> None:
         before, others = open_descriptors(), psutil.Process().children()

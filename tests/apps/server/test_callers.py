@@ -15,7 +15,6 @@ from mcp_types import Implementation
 
 from shotclock import testing
 from shotclock.calls.principal import Role
-from shotclock.core.envelope import ENVELOPE_KEY
 from tests.apps.app.programs.callers import app
 from tests.apps.server.client import LEGACY, MODERN, connected, envelope_in, envelope_of, http_server, run
 from tests.apps.web.serving import ANSWER_WITHIN_S, serving
@@ -147,21 +146,6 @@ def test_only_classes_of_exceptions_can_be_shown() -> None:
 
 
 # --- results ------------------------------------------------------------------------------------------------------
-
-
-def test_a_result_travels_as_text_and_in_one_structured_form() -> None:
-    async def scenario() -> None:
-        async with connected(target=TARGET) as (client, _):
-            result = await client.call_tool("prints", {"count": 1000})
-            assert result.model_dump_json().count("x" * 1000) == 2
-            assert "data" not in (result.meta or {})[ENVELOPE_KEY]
-            assert testing.assert_ok(result) == "x" * 1000
-            assert testing.assert_ok(await client.call_tool("numbers", {})) == [1, 2]
-            expected = {"list": [1, "a"], "text": "abc", "object": [1], "none": None, "number": 3}
-            for kind, value in expected.items():
-                assert testing.assert_ok(await client.call_tool("shapes", {"kind": kind})) == value, kind
-
-    run(scenario())
 
 
 def test_a_result_above_the_limit_of_the_server_is_refused_with_what_to_do() -> None:

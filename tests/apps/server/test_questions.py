@@ -29,7 +29,6 @@ from tests.apps.server.client import (
     NO_ANSWER_S,
     connected,
     envelope_in,
-    envelope_on_wire,
     http_server,
     run,
     served,
@@ -262,28 +261,6 @@ def test_a_flood_of_messages_for_a_client_that_does_not_read_is_bounded_and_coun
         assert message["result"]["structuredContent"] == {"result": "flooded"}
         assert seen + dropped == count and dropped, (seen, dropped)
         assert most - before < MOST_HELD_BYTES
-
-
-def test_each_message_that_a_client_over_http_has_not_read_is_counted() -> None:
-    meta = {**ENVELOPED, "io.modelcontextprotocol/logLevel": "info"}
-    params = {"name": "flood", "arguments": {"messages": 30_000}, "_meta": meta}
-    headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-    headers |= {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/call", "Mcp-Name": "flood"}
-    with http_server(target=TARGET) as (url, _):
-        address = url.removeprefix("http://").removesuffix("/mcp")
-        connection = http.client.HTTPConnection(address, timeout=NO_ANSWER_S)
-        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
-        connection.request("POST", "/mcp", json.dumps(request), headers)
-        response = connection.getresponse()
-        eventually(lambda: in_flight(address) == 0, within=NO_ANSWER_S)  # nothing is read meanwhile
-        lines = [json.loads(line[6:]) for line in response.read().splitlines() if line.startswith(b"data: {")]
-        connection.close()
-    texts = [line["params"]["data"] for line in lines if "method" in line]
-    seen = sum("x" in text for text in texts)
-    noted = sum(int(text.split()[0]) for text in texts if text.endswith("the client reads slowly"))
-    warnings = envelope_on_wire(lines[-1]["result"])["warnings"]
-    unread = sum(each["context"]["unread"] for each in warnings if each["code"] == "LOG_INCOMPLETE")
-    assert seen + noted + unread == 30_000 > seen, (seen, noted, unread)
 
 
 def test_a_client_of_the_2026_revision_without_a_level_gets_no_messages() -> None:
