@@ -183,6 +183,15 @@ def test_the_time_of_a_person_is_no_time_of_the_step_and_a_bar_of_its_own() -> N
         assert 'class="waited"' not in other and "╱" not in other
 
 
+def test_every_form_counts_the_attempts_of_a_step_and_the_drawing_fits_80_columns() -> None:
+    made = report([step("a-step-with-a-long-name-indeed", took=5_000, attempts=3)])
+    drawn = draw(draw_run, made.to_dict())
+    assert "↻ 3 attempts" in drawn and max(map(len, drawn.splitlines())) <= 80
+    assert "↻ 3 attempts" in to_html(made) and "| attempts | |" in to_markdown(made) and "| 3 |" in to_markdown(made)
+    once = report([step("once")])
+    assert not any("↻" in form for form in (draw(draw_run, once.to_dict()), to_html(once)))
+
+
 def test_the_time_of_a_question_is_for_the_person_who_answers() -> None:
     ask = step("ask", took=9_000, waited_ms=8_990)
     ask.type, ask.timeout_ms = "human-input", 20_000

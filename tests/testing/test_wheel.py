@@ -130,7 +130,7 @@ def test_a_new_tool_is_a_command_and_passes_its_tests_and_the_plugin_names_a_pro
 
 def test_the_written_configurations_start_the_server(environment: Environment) -> None:
     called = environment.answer(
-        *("shotclock", "call", "my-tool", "greet", "--arg", "name=Ada", "--config", ".mcp.json", "--json"),
+        *("shotclock", "mcp", "call", "my-tool", "greet", "--arg", "name=Ada", "--config", ".mcp.json", "--json"),
         cwd=environment.tool,
     )
     assert called["data"] == {"result": "Hello, Ada!"}, called

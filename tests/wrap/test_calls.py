@@ -39,7 +39,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def listed(*options: str) -> list[dict[str, Any]]:
     """The calls that `shotclock mcp log` lists, as JSON."""
-    argv = [sys.executable, "-m", "shotclock", "calls", *options]
+    argv = [sys.executable, "-m", "shotclock", "mcp", "log", *options]
     ran = subprocess.run(argv, capture_output=True, timeout=RUN_WITHIN_S)
     envelope = json.loads(ran.stdout)
     assert envelope["ok"], envelope
@@ -267,7 +267,7 @@ def test_the_table_fits_80_columns(home: Path) -> None:
         long = logged(1, server="a-server-with-a-long-name", tool="a_tool_with_a_very_long_name_indeed")
         worst = {"outcome": "SERVICE_UNAVAILABLE", "request_bytes": 123_456, "answer_bytes": 99_999_999}
         store.calls.add([long, logged(3_723_000, **worst)], keep=0)
-    argv = [sys.executable, "-m", "shotclock", "calls", "--format", "text"]
+    argv = [sys.executable, "-m", "shotclock", "mcp", "log", "--format", "text"]
     ran = subprocess.run(argv, capture_output=True, timeout=RUN_WITHIN_S, env={**os.environ, "COLUMNS": "80"})
     lines = ran.stdout.decode().splitlines()
     assert len(lines) == 3 and max(map(len, lines)) <= 80, lines

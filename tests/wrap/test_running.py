@@ -99,7 +99,7 @@ def test_a_call_that_lasts_is_listed_as_running_and_as_ended_when_it_has_ended(h
         assert (call["timeout_ms"], call["idle_ms"], call["pid"]) == (600_000, 300_000, client.process.pid)
         assert call["duration_ms"] >= 1_000 and call["due_by"] == "idle" and call["arguments_sha256"]
         assert [each["outcome"] for each in listed()] == ["running", "ok"]
-        argv = [sys.executable, "-m", "shotclock", "calls", "--format", "text"]
+        argv = [sys.executable, "-m", "shotclock", "mcp", "log", "--format", "text"]
         drawn = subprocess.run(argv, capture_output=True, timeout=RUN_WITHIN_S, env={**os.environ, "COLUMNS": "80"})
         assert b"idle in 4m" in drawn.stdout and max(map(len, drawn.stdout.splitlines())) <= 80
         assert listed("--running", "--server", "other") == [] == listed("--failed")
@@ -244,7 +244,7 @@ def test_the_command_for_more_is_quoted_for_a_shell() -> None:
     found = CallsNow((open_row(1, tool="x'; rm *", server="-a $(id)"),), (), ())
     [call] = describe_calls(found, NOW)["wrapped"]
     words = shlex.split(call["more"])
-    assert words == ["shotclock", "calls", "--running", "--server=-a $(id)", "--tool=x'; rm [*]"]
+    assert words == ["shotclock", "mcp", "log", "--running", "--server=-a $(id)", "--tool=x'; rm [*]"]
 
 
 @pytest.mark.slow

@@ -278,7 +278,7 @@ def test_policy_pins_and_the_log_apply(bad: str, tmp_path: Path, monkeypatch: py
         assert all((each["message"] or {}).get("params", {}).get("name") != "fail" for each in requests_seen(client))
     assert "cut_stream" in lock.read_text()
     ran = subprocess.run(
-        [sys.executable, "-m", "shotclock", "calls", "--server", "tickets", "--json"],
+        [sys.executable, "-m", "shotclock", "mcp", "log", "--server", "tickets", "--json"],
         capture_output=True,
         text=True,
         timeout=ANSWER_WITHIN_S,
