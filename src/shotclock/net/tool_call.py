@@ -67,7 +67,7 @@ class ToolAnswer:
     output: Any = None
     rule: str | None = None  # connect_timeout, connect_error, timeout or tool_error, where the code does not say it
     rewrite: Callable[[Envelope], Envelope] | None = None  # merges the envelope of a Shotclock server into ours
-    proposal: tuple[str, dict[str, object]] | None = None  # the tool waits for it before it begins
+    envelope: Mapping[str, Any] | None = None  # of a Shotclock server, with its own keys
 
 
 async def call_tool(request: ToolRequest, call: Call, runtime: Runtime) -> ToolAnswer:
@@ -175,7 +175,7 @@ class _ToolCall(Work):
 
         data = output["data"]
         value = data["result"] if isinstance(data, dict) and set(data) == {"result"} else data
-        return ToolAnswer(outcome, value, rule, rewrite, _read_proposal(output))
+        return ToolAnswer(outcome, value, rule, rewrite, output)
 
     def _time_is_over(self) -> bool:
         """Return whether the server's time is used up. It stops a reserve earlier."""
@@ -188,11 +188,7 @@ class _ToolCall(Work):
         """Return a timeout of the server as one of the call's own clock."""
         fired = self._admission.fired(ClockKind.TIMEOUT, monotonic_ns() - self._admission.started_ns)
         message = f"MCP tool call timed out after {in_seconds(fired.limit_ms)}"
-        error: dict[str, object] = {
-            **(theirs.error or {}),
-            "message": message,
-            "context": {"clock": fired.as_context()},
-        }
+        error = {**(theirs.error or {}), "message": message, "context": {"clock": fired.as_context()}}
         return Envelope(theirs.data, error, theirs.warnings, theirs.meta, fired=fired)
 
     async def _by_url(self) -> tuple[Outcome, Any]:
@@ -204,15 +200,13 @@ class _ToolCall(Work):
 
     async def _by_command(self) -> tuple[Outcome, Any]:
         asked = self._request
-        opening = self._runtime.open(
-            self._admission, asked.argv, env=asked.env, base_env=asked.base_env, cwd=asked.folder
-        )
         server: InteractiveProcess | None = None
-        bound = self._admission.bound
+        admission, bound = self._admission, self._admission.bound
+        opening = self._runtime.open(admission, asked.argv, env=asked.env, base_env=asked.base_env, cwd=asked.folder)
         try:
             async with opening as server:
                 self._server = server
-                if self._admission.bound is not bound:  # extended while it was being started
+                if admission.bound is not bound:  # extended while it was being started
                     self.move_bell()
                 problem = await self._hold_conversation(self._conversation.over_pipes(server))
                 if problem is not None:
@@ -272,11 +266,8 @@ class _ToolCall(Work):
         if kind is ClockKind.IDLE:
             return Problem("STALLED", f"the MCP server sent nothing for {in_seconds(limit_ms)}", fired=fired)
         self._rule = None if talk.has_begun else "connect_timeout"
-        return Problem(
-            "TIMEOUT",
-            f"MCP {talk.stage.value} timed out after {in_seconds(limit_ms)}{self._describe_stray()}",
-            fired=fired,
-        )
+        message = f"MCP {talk.stage.value} timed out after {in_seconds(limit_ms)}{self._describe_stray()}"
+        return Problem("TIMEOUT", message, fired=fired)
 
     def _describe_stray(self) -> str:
         stray = self._conversation.stray.decode("utf-8", "replace").strip()
@@ -343,18 +334,6 @@ def _find_unsendable(arguments: object) -> str | None:
 
 _LOST = ("CONNECT_FAILED", "CONNECTION_LOST")
 _TIMED_OUT = ("TIMEOUT", "NO_TIME_LEFT", "OPERATION_TIMEOUT")
-
-
-def _read_proposal(theirs: Mapping[str, Any]) -> tuple[str, dict[str, object]] | None:
-    """Return the proposal that a tool of a Shotclock server waits for."""
-    error, data, ending = theirs["error"], theirs["data"], theirs["meta"].get("ending")
-    if error is None or error["code"] != "INCOMPLETE" or ending != Ending.NOT_STARTED or not isinstance(data, dict):
-        return None
-    proposal_id = data.get("proposal_id")
-    if data.get("status") != "pending" or not isinstance(proposal_id, str):
-        return None
-    names = ("status", "proposal_id", "notes", "title", "expires_at")
-    return proposal_id, {name: data[name] for name in names if name in data}
 
 
 def _is_envelope(output: Any) -> bool:

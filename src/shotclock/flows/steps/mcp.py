@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...calls.call import Call, Outcome
 from ...calls.runtime import Runtime
-from ...core.errors import Failure
+from ...core.errors import Ending, Failure
 from ...core.limits import MAX_MS, Deadline, parse_duration_ms
 from ...core.validation import field
 from ...net.tool_call import ToolAnswer, ToolRequest, call_tool
@@ -81,10 +81,10 @@ class McpProvider(Provider):
         """Call the tool. Where it needs an approval, wait and repeat the identical call."""
         while True:
             answer = await self._call_tool(step, call, runtime)
-            if answer.proposal is None or not step.key:
+            proposal = None if answer.envelope is None else _read_proposal(answer.envelope)
+            if proposal is None or not step.key:
                 rule = None if answer.rule is None else f"mcp/{answer.rule}"
                 return StepResult(answer.outcome, answer.output, rule, answer.rewrite)
-            proposal = ForeignProposal(*answer.proposal)
             waiting = bounded_by_run(call)
             bell = waiting.bound.bell
             # No call is made inside: parking the run would cut it.
@@ -131,3 +131,15 @@ class McpProvider(Provider):
             shown.progress,
         )
         return await call_tool(request, call, runtime)
+
+
+def _read_proposal(theirs: Mapping[str, Any]) -> ForeignProposal | None:
+    """Return the proposal that a tool of a Shotclock server waits for."""
+    error, data, ending = theirs["error"], theirs["data"], theirs["meta"].get("ending")
+    if error is None or error["code"] != "INCOMPLETE" or ending != Ending.NOT_STARTED or not isinstance(data, dict):
+        return None
+    proposal_id = data.get("proposal_id")
+    if data.get("status") != "pending" or not isinstance(proposal_id, str):
+        return None
+    names = ("status", "proposal_id", "notes", "title", "expires_at")
+    return ForeignProposal(proposal_id, {name: data[name] for name in names if name in data})
