@@ -22,7 +22,8 @@ from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
 from ..terminal.parser import Mistakes, Option, flag, option
 
-_MODULES = {"": "shotclock.flows.engines", "temporal": "shotclock.temporal.opening"}
+_LOCAL = "shotclock.flows.engines"
+_MODULES = {"temporal": "shotclock.temporal.opening"}
 _HEADING = "Reaching Temporal"
 
 
@@ -125,7 +126,7 @@ def engine_at(on: EngineAddress | str) -> EngineModule:
 
 def open_local_runs(store: Store) -> EngineRuns:
     """Return the runs of this machine."""
-    runs: EngineRuns = import_module(_MODULES[""]).EmbeddedEngine(store)
+    runs: EngineRuns = import_module(_LOCAL).EmbeddedEngine(store)
     return runs
 
 
