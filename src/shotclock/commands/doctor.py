@@ -337,8 +337,7 @@ def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:
         for number, wait_ms in ((signal.SIGTERM, SWEEP_GRACE_MS), (signal.SIGKILL, SWEEP_VERIFY_MS)):
             for fd in held:
                 for each in (number, signal.SIGCONT):
-                    with contextlib.suppress(OSError):
-                        signal.pidfd_send_signal(fd, each)
+                    kill.signal_pinned(fd, each)
             held = {fd: held[fd] for fd in _await_ends(held, wait_ms)}
     left = {leftover.pid for leftover in (*held.values(), *unseen)}
     return [{"pid": each.pid, "command": each.command, "gone": each.pid not in left} for each in swept]

@@ -9,18 +9,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..calls.call import Outcome
-from ..calls.control_channel import RunOrder
-from ..calls.principal import Principal
-from ..core.envelope import Envelope
-from ..core.errors import Failure
-from ..core.proposal import Confirmation, Decision, Proposal
 from ..core.value_types import replace
-from ..store.runs import StepRecord, StoredRun
-from ..store.store import Store
 from ..terminal.parser import Mistakes, Option, flag, option
+
+if TYPE_CHECKING:
+    from ..calls.call import Outcome
+    from ..calls.control_channel import RunOrder
+    from ..calls.principal import Principal
+    from ..core.envelope import Envelope
+    from ..core.errors import Failure
+    from ..core.proposal import Confirmation, Decision, Proposal
+    from ..store.runs import StepRecord, StoredRun
+    from ..store.store import Store
 
 _LOCAL = "shotclock.flows.engines"
 _MODULES = {"temporal": "shotclock.temporal.opening"}

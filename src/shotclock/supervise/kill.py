@@ -120,6 +120,12 @@ def signal_process(pid: int, number: int) -> bool:
     return True
 
 
+def signal_pinned(fd: int, number: int) -> None:
+    """Send a signal to the process of a pidfd, if it exists."""
+    with contextlib.suppress(OSError):
+        signal.pidfd_send_signal(fd, number)
+
+
 def is_group_there(group: int) -> bool:
     """Return whether a process group has a member."""
     try:
