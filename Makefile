@@ -64,16 +64,17 @@ programs:
 	  { $(INSTALL) $$missing >/dev/null 2>&1 || { $(BOUND) apt-get update -qq && $(INSTALL) $$missing >/dev/null; }; }; } || \
 	  echo "not here, and not to be installed:$$missing; their tests are skipped" >&2
 
-# Several at once, because most tests wait for processes. One that is late beside the others is asked again by itself:
-# code that is late is late then too. Last come those that fill the machine by themselves.
+# Several at once, because most tests wait for processes. What fails beside the others runs once more by itself: code
+# that is late is late then too. Last come those that fill the machine by themselves.
 # Files in memory where there is room: thousands of stores wait for no disk.
 SCRATCH := $(shell [ -w /dev/shm ] && [ "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -gt 4000000 ] && echo TMPDIR=/dev/shm)
-PYTEST = $(SCRATCH) $(BIN)/python -m pytest -q --ask-again 2
+PYTEST = $(SCRATCH) $(BIN)/python -m pytest -q
+TESTED = $(PYTEST) $(1) -m $(2) || { [ $$? -eq 1 ] && $(PYTEST) --last-failed --last-failed-no-failures none -m $(2); }
 # Coverage of the test processes, where sys.monitoring makes it cheap; on Python 3.11 it takes 40 % more time.
 COVER = $(shell $(BIN)/python -c 'import sys; print("--cov=shotclock --cov-report=" if sys.version_info >= (3, 12) else "")')
 test: export COVERAGE_CORE = sysmon
 test: $(STAMP) browser programs ## the whole suite, with coverage on Python 3.12 and later
-	$(PYTEST) $(COVER) -n 7 --dist worksteal --durations=25 -m "not soak and not alone"
+	$(call TESTED,$(COVER) -n 7 --dist worksteal --durations=25,"not soak and not alone")
 	@[ -z "$(COVER)" ] || $(BIN)/coverage report --skip-covered --sort=cover
 	$(PYTEST) -m "alone and not soak" $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
@@ -124,7 +125,7 @@ check: $(STAMP) ## the same and the fast tests, in under a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/mypy & types=$$!; $(BIN)/lint-imports --no-cache & imports=$$!; \
-	$(PYTEST) -n 5 --dist worksteal -m "not slow and not soak and not alone"; tests=$$?; \
+	$(call TESTED,-n 5 --dist worksteal,"not slow and not soak and not alone"); tests=$$?; \
 	wait $$imports && wait $$types && exit $$tests
 
 bench: $(BENCH_STAMP) ## benchmark tables, side by side with the peers

@@ -26,7 +26,7 @@ from shotclock.supervise.environment import AGENT_MARKS
 from shotclock.supervise.leftovers import MARK, Watch
 from tests.warm import WarmStart, be_ready, end_zygotes, spawn_warm, spawning_cold, starting_warm, zygote_pids
 
-pytest_plugins = ["tests.asking_again", "tests.command_line"]
+pytest_plugins = ["tests.command_line"]
 
 SPEC = Path(__file__).parent / "spec"
 

@@ -1,6 +1,5 @@
 """A program that starts warm sees what it would if it had started cold, leaves the same way, and hides no daemon."""
 
-import fcntl
 import json
 import os
 import pty
@@ -16,7 +15,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Watch, ends_within
-from tests.warm import ENDED_WITHIN_S, WarmStart, own_terminal, starting_warm, zygote_pids
+from tests.rows import row
+from tests.warm import ENDED_WITHIN_S, WarmStart, own_terminal
 
 pytestmark = [
     pytest.mark.usefixtures("no_survivors"),
@@ -62,22 +62,16 @@ print(json.dumps({
 """
 LEAVINGS = {
     "the end": "print('said')",
-    "3": "import sys; print('said'); sys.exit(3)",
     "256 + 7": "raise SystemExit(263)",
-    "nothing": "raise SystemExit",
     "a text": "import sys; sys.exit('wörds of farewell')",
     "an error": "def f():\n    1 / 0\nf()",
-    "a chain of errors": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
     "a syntax error": "print('never'\n",
     "a signal": "import os, signal; print('said', flush=True); os.kill(os.getpid(), signal.SIGTERM)",
     "an interrupt": "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(10)",
-    "an abort": "import os; os.abort()",
     "at once": "import os; print('lost'); os._exit(4)",
     "a hook": "import atexit, sys; atexit.register(print, 'at exit'); print('said'); sys.exit(5)",
-    "a hook of its own for errors": "import sys; sys.excepthook = lambda *e: print('hooked', e[0]); 1 / 0",
     "a thread": "import threading, time; threading.Thread(target=lambda: (time.sleep(.1), print('late'))).start()",
     "nobody reads": "import os, sys; print('x'); os.close(1); sys.exit(0)",
-    "words without a line end": "import sys; sys.stdout.write('a'); sys.stderr.write('b')",
     "an echo": "import sys; print(sys.stdin.read().upper() + input.__name__)",
 }
 
@@ -105,30 +99,23 @@ def both(tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-@pytest.mark.parametrize("way", ["file", "relative file", "link", "module", "package", "text"])
-def test_a_program_sees_the_same_whether_it_starts_warm_or_cold(way: str, both: Callable[..., Any], tmp_path: Path):
+def test_a_program_sees_the_same_whether_it_starts_warm_or_cold(both: Callable[..., Any], tmp_path: Path):
     (tmp_path / "pack").mkdir()
     (tmp_path / "shows.py").write_text(SHOW)
     (tmp_path / "pack" / "__main__.py").write_text(SHOW)
     (tmp_path / "link.py").symlink_to(tmp_path / "pack" / "__main__.py")
-    words = {
-        "file": [str(tmp_path / "shows.py")],
-        "relative file": ["../shows.py"],
-        "link": [str(tmp_path / "link.py")],
-        "module": ["-m", "shows"],
-        "package": ["-m", "pack"],
-        "text": ["-c", SHOW],
-    }[way]
-    cwd = tmp_path / "pack" if way == "relative file" else tmp_path
     env = {**os.environ, "TZ": "Asia/Tokyo", "TMPDIR": str(tmp_path), "ODD": "\udcff", "EMPTY": ""}
     env["PYTHONDONTWRITEBYTECODE"] = "" if os.environ.get("PYTHONDONTWRITEBYTECODE") else "1"
     env.pop("HOME", None)
-    cold, warm = both(*words, "one", "", "--two=\udcfe", cwd=cwd, env=env)
-    assert (cold[0], cold[2]) == (0, b"")
-    expected, seen = json.loads(cold[1]), json.loads(warm[1])
-    # The flag says how the interpreter was started, the attribute what counts.
-    del expected["flags"], seen["flags"]
-    assert seen == expected
+    for way in (["../shows.py"], [str(tmp_path / "link.py")], ["-m", "shows"], ["-m", "pack"], ["-c", SHOW]):
+        with row(way[:2]):
+            cwd = tmp_path / "pack" if way == ["../shows.py"] else tmp_path
+            cold, warm = both(*way, "one", "", "--two=\udcfe", cwd=cwd, env=env)
+            assert (cold[0], cold[2]) == (0, b"")
+            expected, seen = json.loads(cold[1]), json.loads(warm[1])
+            # The flag says how the interpreter was started, the attribute what counts.
+            del expected["flags"], seen["flags"]
+            assert seen == expected
 
 
 SPAWN = """
@@ -154,8 +141,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.parametrize("new_session", [False, True])
-@pytest.mark.parametrize("way", ["cloned", "forked"])
+@pytest.mark.parametrize(("way", "new_session"), [("cloned", True), ("forked", False)])
 def test_a_process_of_a_runtime_sees_the_same_whether_it_starts_warm_or_cold(
     way: str, new_session: bool, tmp_path: Path
 ):
@@ -204,19 +190,6 @@ def test_a_runner_of_a_job_sees_the_same_whether_it_starts_warm_or_cold(tmp_path
     assert said[1]["argv"] == ["-c", "one"]
 
 
-def test_a_process_of_a_runtime_is_started_cold_where_a_test_wants_it(cold_runtimes: None):
-    before = zygote_pids()
-    null = os.open(os.devnull, os.O_RDWR)
-    words = [sys.executable, "-P", "-c", "import sys; sys.exit('asyncio' in sys.modules)"]
-    try:
-        actions = [(os.POSIX_SPAWN_DUP2, null, number) for number in (0, 1, 2)]
-        pid = os.posix_spawn(words[0], words, dict(os.environ), file_actions=actions, setsigmask=[])
-    finally:
-        os.close(null)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert zygote_pids() == before
-
-
 def test_streams_and_sessions_are_the_same_on_a_terminal_and_on_pipes(both: Callable[..., Any], tmp_path: Path):
     ours, theirs = pty.openpty()
     attributes = termios.tcgetattr(theirs)
@@ -240,78 +213,36 @@ def test_streams_and_sessions_are_the_same_on_a_terminal_and_on_pipes(both: Call
     assert said[1]["session"][:2] == [True, True]
 
 
-def test_descriptors_that_are_passed_on_keep_their_numbers_and_no_others_come_along(both: Callable[..., Any]):
-    held, other = os.pipe()
-    numbers = [fcntl.fcntl(held, fcntl.F_DUPFD, 70), fcntl.fcntl(other, fcntl.F_DUPFD, 50)]
-    try:
-        text = f"import os; print(os.listdir('/proc/self/fd')); os.write({numbers[1]}, b'x')"
-        cold, warm = both("-c", text, pass_fds=numbers)
-        assert warm == cold
-        assert os.read(held, 10) == b"xx"
-    finally:
-        for fd in (held, other, *numbers):
-            os.close(fd)
+def test_a_program_leaves_the_same_way(both: Callable[..., Any], tmp_path: Path):
+    for leaving, text in LEAVINGS.items():
+        (tmp_path / "leaves.py").write_text(text)
+        ways = [["leaves.py"]]
+        if leaving in ("256 + 7", "an error", "an interrupt"):
+            ways += [["-m", "leaves"], ["-c", text]]
+        for words in ways:
+            with row(leaving, words[0]):
+                cold, warm = both(*words, cwd=tmp_path, input="lié\n".encode())
+                assert warm == cold
 
 
-@pytest.mark.parametrize(
-    ("leaving", "way"),
-    [
-        *((leaving, "file") for leaving in LEAVINGS),
-        *((leaving, way) for leaving in ("3", "an error", "an interrupt") for way in ("module", "text")),
-    ],
-)
-def test_a_program_leaves_the_same_way(leaving: str, way: str, both: Callable[..., Any], tmp_path: Path):
-    text = LEAVINGS[leaving]
-    (tmp_path / "leaves.py").write_text(text)
-    words = {"file": ["leaves.py"], "module": ["-m", "leaves"], "text": ["-c", text]}[way]
-    cold, warm = both(*words, cwd=tmp_path, input="lié\n".encode())
-    assert warm == cold
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_ends_it_as_early_as_it_can_come(number: int):
-    process = WarmStart([sys.executable, "-c", "import time; time.sleep(30)"], stderr=subprocess.DEVNULL)
-    assert process.is_warm
-    process.send_signal(number)
-    assert process.wait(RUN_WITHIN_S) == -number
-
-
-def test_clones_do_not_share_their_luck(both: Callable[..., Any]):
-    words = [
-        sys.executable,
-        "-c",
-        "import random, uuid, secrets; print(random.random(), uuid.uuid4(), secrets.token_hex())",
-    ]
-    said = {subprocess.check_output(words, timeout=RUN_WITHIN_S) for _ in range(3)}
-    with starting_warm():
-        said |= {subprocess.check_output(words, timeout=RUN_WITHIN_S) for _ in range(3)}
-    assert len(said) == 6
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
+def test_what_a_clone_cannot_do_is_started_cold(tmp_path: Path):
+    python = [sys.executable, "-c", "pass"]
+    for asked in (
         {"args": [sys.executable, "-X", "dev", "-c", "pass"]},
-        {"args": [sys.executable, "-u", "-c", "pass"]},
         {"args": [sys.executable, "-m", "shotclock", "exec", "--", "true"]},
-        {"args": ["env", sys.executable, "-c", "pass"]},
+        {"args": ["env", *python]},
         {"args": f"{sys.executable} -c pass", "shell": True},
-        {"args": [sys.executable, "-c", "pass"], "preexec_fn": os.getpid},
-        {"args": [sys.executable, "-c", "pass"], "umask": 0o77},
-        {"args": [sys.executable, "-c", "pass"], "close_fds": False},
-        {"args": [sys.executable, "-c", "pass"], "restore_signals": False},
-        {"args": [sys.executable, "-c", "pass"], "env": {**os.environ, "PYTHONHASHSEED": "1"}},
-        {"args": [sys.executable, "-c", "pass"], "env": {**os.environ, "LC_ALL": "C"}},
-        {"args": [sys.executable, "-c", "pass"], "env": {**os.environ, "OTEL_PROPAGATORS": "baggage"}},
+        {"args": python, "preexec_fn": os.getpid},
+        {"args": python, "umask": 0o77},
+        {"args": python, "close_fds": False},
+        {"args": python, "env": {**os.environ, "LC_ALL": "C"}},
+        {"args": python, "env": {**os.environ, "OTEL_PROPAGATORS": "baggage"}},
         {"args": [sys.executable, "absent.py"]},
-    ],
-    ids=lambda asked: " ".join([*map(str, asked["args"])][-3:] + list(asked)[1:]),
-)
-def test_what_a_clone_cannot_do_is_started_cold(asked: dict[str, Any], tmp_path: Path):
-    with open(os.devnull, "wb") as null:
-        process = WarmStart(**asked, stdout=null, stderr=null, cwd=tmp_path)
-    assert not process.is_warm
-    assert process.wait(RUN_WITHIN_S) == (2 if "absent.py" in asked["args"] else 0)
+    ):
+        with row(asked), open(os.devnull, "wb") as null:
+            process = WarmStart(**asked, stdout=null, stderr=null, cwd=tmp_path)
+            assert not process.is_warm
+            assert process.wait(RUN_WITHIN_S) == (2 if "absent.py" in asked["args"] else 0)
 
 
 def test_a_file_that_would_hide_a_module_is_not_passed_over(tmp_path: Path):
@@ -320,36 +251,6 @@ def test_a_file_that_would_hide_a_module_is_not_passed_over(tmp_path: Path):
     for words in (["program.py"], ["-m", "program"], ["-c", "import pydantic"]):
         process = WarmStart([sys.executable, *words], cwd=tmp_path)
         assert process.wait(RUN_WITHIN_S) == 77
-
-
-def test_ignored_and_blocked_signals_are_inherited(tmp_path: Path):
-    text = (
-        "from signal import SIG_BLOCK, SIG_IGN, SIGHUP, getsignal, pthread_sigmask\n"
-        "print(getsignal(SIGHUP) is SIG_IGN, pthread_sigmask(SIG_BLOCK, ()))"
-    )
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-    try:
-        with starting_warm():
-            said = subprocess.check_output([sys.executable, "-c", text], timeout=RUN_WITHIN_S)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
-        signal.signal(signal.SIGHUP, before)
-    assert said == b"True {<Signals.SIGUSR2: 12>}\n"
-
-
-def test_a_fork_of_ours_starts_cold_because_a_clone_would_not_be_its_child():
-    assert WarmStart([sys.executable, "-c", "pass"]).wait(RUN_WITHIN_S) == 0
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            process = WarmStart([sys.executable, "-c", "raise SystemExit(6)"])
-            code = 0 if not process.is_warm and process.wait(RUN_WITHIN_S) == 6 else 1
-        finally:
-            os._exit(code)
-    # It ends within RUN_WITHIN_S by itself.
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 # --- what stays ---------------------------------------------------------------------------------------------------
@@ -378,18 +279,6 @@ def test_a_daemon_that_a_program_left_behind_is_found_warm_or_cold(start: Any, n
         assert daemon.ppid != os.getpid(), "it is below us, and would have been found anyway"
     finally:
         no_survivors.wait_until_alone(ENDED_WITHIN_S, kill=True)
-
-
-def test_a_zygote_is_nobodys_survivor_and_another_takes_its_place(no_survivors: Watch):
-    assert WarmStart([sys.executable, "-c", "pass"]).wait(RUN_WITHIN_S) == 0
-    first = zygote_pids()
-    assert first and no_survivors.alive() == []
-    for pid in first:
-        os.kill(pid, signal.SIGKILL)
-    process = WarmStart([sys.executable, "-c", "pass"])
-    assert process.is_warm and process.wait(RUN_WITHIN_S) == 0
-    assert zygote_pids() - first
-    assert no_survivors.alive() == []
 
 
 def test_a_zygote_ends_with_the_process_it_is_for(tmp_path: Path):
