@@ -105,6 +105,7 @@ FIRST = (
     ("tests/ui/",),
     ("tests/apps/server/",),
     ("tests/flows/steps/test_mcp.py", "tests/flows/test_run_view.py", "tests/people/", "tests/dispatch/"),
+    ("tests/flows/steps/test_ai.py",),  # all of it in one process, which imports pydantic-ai once
 )
 
 

@@ -31,6 +31,7 @@ def help_of(*verb: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_starts")
 def test_every_command_and_option_of_ours_is_in_the_help() -> None:
     named = [span.split() for span in ours() if span.startswith("shotclock ")]
     assert len(named) > 12

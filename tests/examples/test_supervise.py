@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -96,30 +95,25 @@ async def proposed(inbox: Inbox) -> Proposal:
     return proposal
 
 
-@pytest.mark.parametrize(
-    ("tool", "file", "text"),
-    [
-        ("egress-block", "egress-routes.json", ROUTES),
-        ("egress-allow", "egress-hosts.txt", HOSTS),
-        ("capability-block", "capabilities.json", CAPABILITIES),
-    ],
+FILES = (
+    ("egress-block", "egress-routes.json", ROUTES),
+    ("egress-allow", "egress-hosts.txt", HOSTS),
+    ("capability-block", "capabilities.json", CAPABILITIES),
 )
-def test_what_is_approved_modified_or_rejected_in_time_is_told_in_one_shape_and_only_a_yes_is_written(
-    tool: str, file: str, text: str, served: Any, config: Path, validate_envelope: Any
-) -> None:
-    path, before = config / file, (config / file).read_text()
-    seen: list[Any] = []
 
-    async def scenario(client: Client, inbox: Inbox) -> None:
-        for decision in (
-            Decision(ProposalStatus.REJECTED, "not today"),
-            Decision(ProposalStatus.APPROVED, "go"),
-            Decision(ProposalStatus.MODIFIED, "less", file_text=before),
+
+def test_what_is_approved_modified_or_rejected_in_time_is_told_in_one_shape_and_only_a_yes_is_written(
+    served: Any, config: Path, validate_envelope: Any
+) -> None:
+    async def decide_three(client: Client, inbox: Inbox, tool: str, file: str, text: str) -> None:
+        path, before = config / file, (config / file).read_text()
+        # What was rejected stays rejected: the next has to propose something else.
+        other = f" {text}" if file.endswith("json") else f"# all\n{text}"
+        for decision, wanted, written in (
+            (Decision(ProposalStatus.REJECTED, "not today"), other, before),
+            (Decision(ProposalStatus.APPROVED, "go"), text, text),
+            (Decision(ProposalStatus.MODIFIED, "less", file_text=before), f"{text}\n", before),
         ):
-            # What was rejected stays rejected: the next has to propose something else.
-            wanted = text if decision.status is not ProposalStatus.MODIFIED else f"{text}\n"
-            wanted = f" {text}" if decision.status is ProposalStatus.REJECTED and file.endswith("json") else wanted
-            wanted = f"# all\n{text}" if decision.status is ProposalStatus.REJECTED and file.endswith("txt") else wanted
             there = path.read_text()
             calling = asyncio.ensure_future(asked(client, tool, proposed_file=wanted, justification=WHY))
             proposal = await proposed(inbox)
@@ -130,18 +124,20 @@ def test_what_is_approved_modified_or_rejected_in_time_is_told_in_one_shape_and_
             assert path.read_text() == there, "nobody has said yes"
             await inbox.decide(proposal.id, decision, ADA)
             envelope = validate_envelope(await calling)
-            seen.append((envelope["data"]["status"], path.read_text()))
             data = envelope["data"]
+            assert (data["status"], path.read_text()) == (decision.status.value, written)
             assert data["proposal_id"] == proposal.id and data["decided_by"] == "ada"
             assert data["notes"] == decision.notes and data["title"] == proposal.ask.title
             if decision.status.allows:
                 assert envelope["ok"] and data["file"] == {"path": str(path), "text": path.read_text()}
 
+    async def scenario(client: Client, inbox: Inbox) -> None:
+        for tool, file, text in FILES:
+            await decide_three(client, inbox, tool, file, text)
+
     served(scenario)
-    assert seen == [("rejected", before), ("approved", text), ("modified", before)]
-    assert sorted(each.name for each in config.iterdir()) == sorted(
-        each.name for each in (EXAMPLES / "supervise" / "config").iterdir()
-    ), "nothing else was left there"
+    left = {each.name for each in config.iterdir()}
+    assert left == {each.name for each in (EXAMPLES / "supervise" / "config").iterdir()}, "nothing else was left there"
 
 
 def test_nobody_answers_and_the_late_approval_is_picked_up_by_the_check_and_by_the_identical_call(
@@ -232,10 +228,7 @@ def test_a_file_that_is_none_bothers_nobody_and_an_operators_mistake_writes_noth
     ("name", "value", "code"),
     [
         ("SUPERVISE_RESPONSE_TIMEOUT_SECONDS", "soon", 2),
-        ("SUPERVISE_RESPONSE_TIMEOUT_SECONDS", "-1", 2),
-        ("SUPERVISE_RESPONSE_TIMEOUT_SECONDS", "nan", 2),
         ("SHOTCLOCK_RESPONSE_TIMEOUT", "30", 2),
-        ("SUPERVISE_CONFIG", "/nowhere/at/all", 4),
         ("SUPERVISE_EGRESS_URL", "localhost:8701", 4),
     ],
 )
@@ -341,44 +334,3 @@ def test_the_service_is_asked_directly_and_not_by_way_of_the_sandboxes_proxy(
         ended = subprocess.run(command, stdout=out, stdin=subprocess.DEVNULL, timeout=TEST_WITHIN_S)
     envelope = json.loads((tmp_path / "out").read_bytes())
     assert ended.returncode == 0 and envelope["data"]["routes"] == [], envelope
-
-
-def test_a_service_whose_answer_trickles_or_breaks_off_is_bounded_as_well(
-    served: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each byte comes in time, and the whole never does."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    monkeypatch.setenv("SUPERVISE_EGRESS_URL", f"http://127.0.0.1:{listening.getsockname()[1]}/")
-    over = threading.Event()
-
-    def serve() -> None:
-        for trickles in (True, False):
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            with connection:
-                connection.settimeout(1)
-                connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n[")
-                while trickles and not over.wait(0.1):
-                    try:
-                        connection.sendall(b" ")
-                    except OSError:
-                        break
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-
-    async def scenario(client: Client, inbox: Inbox) -> None:
-        result, took_s = await mcp.timed(client.call_tool("list-egress-routes", {}))
-        assert envelope_in(result)["error"]["code"] == "TIMEOUT" and took_s < 5 + 5 * mcp.LATE_S
-        result, _ = await mcp.timed(client.call_tool("list-egress-routes", {}))
-        assert envelope_in(result)["error"]["code"] == "FETCH_FAILED"
-
-    try:
-        served(scenario)
-    finally:
-        over.set()
-        listening.close()
-        thread.join(10)

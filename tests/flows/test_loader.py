@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import stat
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -537,19 +536,6 @@ def test_a_file_that_is_all_wrong_gets_a_list_that_can_be_read(problems: Problem
     assert found[-1].message == f"and {3_000 - FINDINGS_LIMIT} problems more"
 
 
-@pytest.mark.slow
-def test_ten_times_as_many_mistakes_take_ten_times_as_long() -> None:
-    def took_s(count: int) -> float:
-        plain = {"steps": {f"s{n}": {"exec": [1], "timeout": "x", "exce": 2} for n in range(count)}}
-        data = json.dumps(plain).encode()
-        began = time.process_time()
-        assert len(load_text(data).findings) == FINDINGS_LIMIT + 1
-        return time.process_time() - began
-
-    # With the square of it: a hundred.
-    assert took_s(1_000) < 25 * took_s(100)
-
-
 def test_a_key_as_long_as_a_book_is_neither_compared_nor_shown_whole(problems: Problems) -> None:
     (finding,) = problems(f"? {'timeout' * 100_000}\n: 1\nsteps: {{a: {{exec: x}}}}")
     assert finding.rule == "schema/unknown-key"
@@ -585,7 +571,6 @@ TREES = st.recursive(
 @given(TREES | st.builds(lambda inner: {"steps": {"a": inner, "b": {"exec": "x", "on_fail": inner}}}, TREES))
 @example({"steps": {"5": None}})
 def test_whatever_the_tree_it_is_a_workflow_or_findings_with_places(tree: Any) -> None:
-    import json
 
     from shotclock.flows.check.lint import lint
     from shotclock.flows.check.plan import plan_of

@@ -301,26 +301,6 @@ def test_cancelling_a_parked_run_names_the_clean_up_that_could_not_be_run(
     assert all(proposal.status is ProposalStatus.WITHDRAWN for proposal in proposals(runs))
 
 
-def test_cancelling_a_run_whose_process_died_cleans_up_after_what_may_run_twice(runs: Runs) -> None:
-    text = """
-steps:
-  slow: {exec: echo began >> done; sleep 60, idempotent: true, on_fail: {run: tidy}}
-  never: {exec: echo never >> done, depends_on: slow, on_fail: {run: wrong}}
-  tidy: {exec: echo tidy >> done}
-  wrong: {exec: echo wrong >> done}
-"""
-    process = runs.start(runs.flow(text), "--run-id", "r")
-    give_up_at = time.monotonic() + WITHIN_S
-    while not runs.done():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
-    process.kill()
-    process.communicate(timeout=WITHIN_S)
-    shotclock(runs, "job", "cancel", "r")
-    assert runs.done() == ["began", "tidy"]
-    assert runs("--resume", "r", code=143)["meta"]["side_effects"] == "unknown"
-
-
 def test_cancelling_a_dead_run_runs_the_clean_up_of_a_step_that_may_not_run_twice(
     runs: Runs, validate_envelope: Callable[[Any], Any]
 ) -> None:
@@ -419,14 +399,6 @@ def decide_some(runs: Runs, decisions: dict[str, Decision]) -> None:
     asyncio.run(asyncio.wait_for(work(), WITHIN_S))
 
 
-def test_a_run_whose_items_all_wait_for_an_approval_is_parked_and_goes_on_after_the_answers(runs: Runs) -> None:
-    parked = runs(runs.flow(EACH_GATED), "--run-id", "r", code=14)
-    assert len(parked["data"]["waiting"]) == 2
-    decide_some(runs, {"go[0]": YES, "go[1]": YES})
-    assert runs("--resume", "r", code=0)["data"]["steps"]["go"]["output"] == ["a", "b"]
-    assert sorted(runs.done()) == ["a", "b"] and len(proposals(runs)) == 2
-
-
 def test_an_item_that_was_approved_and_has_run_is_not_run_again_after_the_others_were_waited_for(runs: Runs) -> None:
     runs(runs.flow(EACH_GATED), "--run-id", "r", code=14)
     decide_some(runs, {"go[0]": YES})
@@ -453,14 +425,6 @@ def test_a_run_whose_items_are_all_questions_is_parked_and_goes_on_after_the_ans
     decide_some(runs, {"x a": Decision(ProposalStatus.APPROVED, answer="north")})
     assert runs("--resume", "r", code=0)["data"]["steps"]["q"]["output"] == ["north", "south"]
     assert len(proposals(runs)) == 2
-
-
-def test_a_run_inside_another_that_waits_for_its_approval_is_parked_and_goes_on_after_the_yes(runs: Runs) -> None:
-    runs.flow("steps: {one: {exec: echo inner >> done}}", "inner.yaml")
-    runs(runs.flow(INSIDE_GATED), "--run-id", "r", code=14)
-    runs.decide(YES)
-    runs("--resume", "r", code=0)
-    assert runs.done() == ["inner"] and len(proposals(runs)) == 1
 
 
 def test_the_runs_of_items_are_numbered_by_their_item_also_after_parking(runs: Runs) -> None:

@@ -258,17 +258,15 @@ def test_the_approval_of_a_step_that_failed_says_so(runs: Runs) -> None:
         assert (ran.outcome.ok, ran.outcome.code) == (False, "COMMAND_FAILED")
 
 
-@pytest.mark.parametrize("change", ["secret", "environment", "nothing"])
+@pytest.mark.parametrize("change", ["secret", "environment"])
 def test_what_changed_after_the_yes_does_not_run_with_it(change: str, runs: Runs) -> None:
     (runs.folder / "here").mkdir()
     text = SHIPPING.replace("/opt/odd", "${ODD}")
     runs.env |= {"MY_TOKEN": "sekret-one", "ODD": "/opt/odd"}
     runs(runs.flow(text), "--run-id", "r1", "--input", "place=here", code=14)
     runs.decide(YES)
-    runs.env |= {"secret": {"MY_TOKEN": "sekret-two"}, "environment": {"ODD": "/evil"}}.get(change, {})
-    ended = runs("--resume", "r1", code=0 if change == "nothing" else 3)
-    if change == "nothing":
-        return
+    runs.env |= {"MY_TOKEN": "sekret-two"} if change == "secret" else {"ODD": "/evil"}
+    ended = runs("--resume", "r1", code=3)
     error = ended["data"]["steps"]["ship"]["error"]
     assert error["code"] == "ACTION_CHANGED" and "has changed since" in error["message"]
     assert runs.done() == []
@@ -519,18 +517,6 @@ def test_a_hidden_value_beside_what_the_operator_changed_stays_what_it_is(flow: 
     assert (runs.folder / "done").read_text().strip() == "changed sekret-one"
 
 
-def test_a_step_runs_with_what_the_operator_made_of_it(runs: Runs) -> None:
-    runs(runs.flow(GATED), "--run-id", "r1", code=14)
-
-    def changed(proposal: Proposal) -> Decision:
-        arguments = {**(proposal.ask.arguments or {}), "exec": "echo harmless >> done"}
-        return Decision(ProposalStatus.MODIFIED, arguments=arguments)
-
-    runs.decide(changed)
-    runs("--resume", "r1", code=0)
-    assert runs.done() == ["build", "harmless", "tell"]
-
-
 def test_what_an_operator_made_wrong_of_a_step_does_not_run(runs: Runs) -> None:
     runs(runs.flow(GATED), "--run-id", "r1", code=14)
     runs.decide(
@@ -555,25 +541,6 @@ def test_an_unattended_run_goes_on_by_default_where_its_policy_says_so(runs: Run
     runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "20s"
     text = GATED.replace("{ttl: 1h}", "{ttl: 300ms, when_expired: default}")
     runs(runs.flow(text), code=0)
-    assert runs.done() == ["build", "ship", "tell"]
-
-
-def test_a_run_killed_before_it_was_approved_has_not_begun_the_step(runs: Runs) -> None:
-    runs.env["SHOTCLOCK_RESPONSE_TIMEOUT"] = "25s"
-    process = runs.start(runs.flow(GATED), "--run-id", "r1")
-
-    async def asked() -> None:
-        with Store.open(runs.folder / "home") as store:
-            give_up_at = time.monotonic() + WITHIN_S
-            while not store.proposals.list():
-                assert time.monotonic() < give_up_at
-                await asyncio.sleep(0.02)
-
-    asyncio.run(asked())
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=WITHIN_S)
-    runs.decide(YES)
-    runs("--resume", "r1", code=0)
     assert runs.done() == ["build", "ship", "tell"]
 
 

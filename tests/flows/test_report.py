@@ -490,22 +490,13 @@ def rows(dom: str) -> dict[str, bool]:
 
 
 @pytest.mark.slow
-def test_in_a_browser_the_script_runs_under_the_pages_own_policy(chromium: Callable[..., tuple[str, str]]) -> None:
-    dom, log = chromium(to_html(chain(20)))
-    assert 'data-ready="yes"' in dom
-    assert "Content Security Policy" not in log, log
-    assert "Refused" not in log, log
-    assert len(rows(dom)) == 20
-    assert all(rows(dom).values())
-
-
-@pytest.mark.slow
-def test_in_a_browser_what_is_injected_stays_text(chromium: Callable[..., tuple[str, str]]) -> None:
-    dom, _ = chromium(to_html(evil_report(EVIL)))
-    assert 'data-ready="yes"' in dom
-    assert "<title>owned" not in dom
-    assert "<img" not in dom
-    assert dom.count("<script") == 1
+def test_in_a_browser_the_script_runs_under_the_pages_own_policy_and_what_is_injected_stays_text(
+    chromium: Callable[..., tuple[str, str]],
+) -> None:
+    dom, log = chromium(to_html(evil_report(EVIL)))
+    assert 'data-ready="yes"' in dom and len(rows(dom)) == 4 and all(rows(dom).values())
+    assert "Content Security Policy" not in log and "Refused" not in log, log
+    assert "<title>owned" not in dom and "<img" not in dom and dom.count("<script") == 1
     assert "&lt;/script&gt;&lt;script&gt;document.title" in dom
 
 
@@ -513,18 +504,10 @@ def test_in_a_browser_what_is_injected_stays_text(chromium: Callable[..., tuple[
 def test_in_a_browser_steps_are_filtered_by_status_and_words(chromium: Callable[..., tuple[str, str]]) -> None:
     states = [step("build"), step("test", Status.FAILED, error={"code": "X", "message": "no"}), step("test-more")]
     page = to_html(report(states))
-    assert rows(chromium(page, "?status=failed")[0]) == {"build": False, "test": True, "test-more": False}
-    assert rows(chromium(page, "?q=TEST")[0]) == {"build": False, "test": True, "test-more": True}
+    assert rows(chromium(page, "?status=failed&q=TEST")[0]) == {"build": False, "test": True, "test-more": False}
     dom, _ = chromium(page, "?q=nothing-like-it#s1")  # a link to a step wins over a filter that hides it
     assert rows(dom)["test"]
     assert re.search(r'<details class="row[^>]*id="s1"[^>]*open=""', dom)
-
-
-@pytest.mark.slow
-def test_in_a_browser_a_thousand_steps_are_there(chromium: Callable[..., tuple[str, str]]) -> None:
-    dom, _ = chromium(to_html(chain(1000)))
-    assert 'data-ready="yes"' in dom
-    assert len(rows(dom)) == 1000
 
 
 def test_a_run_without_its_secrets_keeps_its_dependencies_in_the_report() -> None:

@@ -1,6 +1,5 @@
 """Runs that are cut off by SIGKILL go on where they were, with the deadline they had."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 
 from shotclock.core.limits import WallTime
-from shotclock.flows.run.runs import resume
 from shotclock.store.store import Store
 from tests.store.work import appears
 from tests.wall_clock import HOUR_MS, WallClock
@@ -117,22 +115,20 @@ def wide(steps: int) -> str:
     return "\n".join(lines)
 
 
-STEPS, KILLS = 200, 20
-
-
 @pytest.mark.slow
-def test_a_run_killed_twenty_times_comes_to_the_same_result(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "kills"), [(60, 6), pytest.param(200, 20, marks=pytest.mark.soak)])
+def test_a_run_killed_many_times_comes_to_the_same_result(tmp_path: Path, count: int, kills: int) -> None:
     seed = int(os.environ.get("SHOTCLOCK_TEST_SEED") or random.randrange(2**32))
     print(f"SHOTCLOCK_TEST_SEED={seed}")
     chance = random.Random(seed)
     home, flow, marks = tmp_path / "home", tmp_path / "flow.yaml", tmp_path / "marks"
-    flow.write_text(wide(STEPS))
+    flow.write_text(wide(count))
     marks.touch()
     finished_by: dict[str, int] = {}
     """What was written down as finished, and how many marks there were then."""
     done: set[str] = set()
-    words, kills = [str(flow), "--run-id", "r"], 0
-    while kills < KILLS:
+    words, killed = [str(flow), "--run-id", "r"], 0
+    while killed < kills:
         before, started = marks.stat().st_size, Started(home, *words)
         if chance.random() < 0.75:  # in the middle of its steps, else wherever it is
             started.wait_until(lambda before=before: marks.stat().st_size > before)  # type: ignore[misc]
@@ -141,25 +137,24 @@ def test_a_run_killed_twenty_times_comes_to_the_same_result(tmp_path: Path) -> N
             started.wait(chance.uniform(0, 0.3))
         if not started.kill():
             break
-        kills += 1
+        killed += 1
         with Store.open(home) as store:
             if store.runs.get("r") is None:  # killed before it had begun
                 continue
             words = ["--resume", "r"]
             known, done = done, {name for name, each in store.runs.steps("r").items() if each.status == "succeeded"}
         assert known <= done, "what had finished stays finished"
-        count = len(marks.read_text().split())
-        for name in done - known:
-            finished_by[name] = count
-    assert kills == KILLS, "it ended before it could be killed that often: give its steps more to do"
+        marked = len(marks.read_text().split())
+        finished_by |= dict.fromkeys(done - known, marked)
+    assert killed == kills, "it ended before it could be killed that often: give its steps more to do"
     envelope = finished(home, *words)
     assert envelope["ok"], json.dumps([envelope["data"]["steps"][name] for name in envelope["data"]["failed"]])
     outputs = {name: each["output"] for name, each in envelope["data"]["steps"].items()}
-    assert outputs == {f"s{number}": str(number * number) for number in range(STEPS)}
+    assert outputs == {f"s{number}": str(number * number) for number in range(count)}
     left = marks.read_text().split()
-    assert {mark for mark in left if mark[0] == "-"} == {f"-{number}" for number in range(STEPS)}
-    for name, count in finished_by.items():
-        assert f"+{name[1:]}" not in left[count:], f"{name} had finished and ran a second time"
+    assert {mark for mark in left if mark[0] == "-"} == {f"-{number}" for number in range(count)}
+    for name, marked in finished_by.items():
+        assert f"+{name[1:]}" not in left[marked:], f"{name} had finished and ran a second time"
 
 
 @pytest.mark.slow
@@ -370,11 +365,3 @@ def test_a_run_that_is_cut_off_while_it_goes_round_comes_back_to_where_it_was(tm
     steps = envelope["data"]["steps"]
     assert {name: each["status"] for name, each in steps.items()} == dict.fromkeys(steps, "succeeded")
     assert steps["test"]["loops"] == 1, "that it was sent back before is not forgotten"
-
-
-def test_a_resumed_run_in_this_process(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "home") as store:
-        from shotclock.core.errors import Failure
-
-        with pytest.raises(Failure):
-            asyncio.run(resume("none", store))

@@ -622,7 +622,7 @@ def test_commands_deep_inside_each_other_are_refused_and_not_an_error_of_ours() 
         with_references("echo " + "${a:-" * 5000 + mark(0), ["1"])
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # what bash does with the table changes with the table alone
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_what_is_refused_would_really_have_been_run_by_bash(tmp_path: Path) -> None:
     """So the table holds no case that is merely guessed: the value is put there as data, and bash runs it."""

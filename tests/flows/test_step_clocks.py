@@ -45,7 +45,6 @@ TABLE = [
     ("ai", "ai.timeout", 1_500, 600_000),
     ("ui", "timeout", 1_500, 36_000),
 ]
-by_row = pytest.mark.parametrize(("kind", "key", "meant_ms", "default_ms"), TABLE, ids=[row[0] for row in TABLE])
 
 
 def workflow(kind: str, top: dict[str, Any] | None = None, **said: Any) -> WorkflowFile:
@@ -60,39 +59,50 @@ def timeout_ms(flow: WorkflowFile) -> int | None:
 
 
 def test_the_table_has_every_kind() -> None:
-    assert {row[0] for row in TABLE} == set(STEP_TYPES) == LEAST.keys()
+    assert {kind for kind, *_ in TABLE} == set(STEP_TYPES) == LEAST.keys()
 
 
-@by_row
-def test_the_key_that_bounds_a_step(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
-    assert STEP_TYPES[kind].timeout_key == key
-    assert key.partition(".")[0] in STEP_TYPES[kind].schema.model_fields
+def test_the_key_that_bounds_a_step() -> None:
+    for kind, key, _, _ in TABLE:
+        with row(kind):
+            assert STEP_TYPES[kind].timeout_key == key
+            assert key.partition(".")[0] in STEP_TYPES[kind].schema.model_fields
 
 
-@by_row
-def test_a_bare_number_has_the_unit_of_its_kind(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
-    assert timeout_ms(workflow(kind, **{key: 1500})) == meant_ms
-    if key == "timeout":
-        assert timeout_ms(workflow(kind, timeout="1500")) == meant_ms
-        assert timeout_ms(workflow(kind, timeout=1500.0)) == meant_ms
+def test_a_bare_number_has_the_unit_of_its_kind() -> None:
+    for kind, key, meant_ms, _ in TABLE:
+        with row(kind):
+            assert timeout_ms(workflow(kind, **{key: 1500})) == meant_ms
+            if key == "timeout":
+                assert timeout_ms(workflow(kind, timeout="1500")) == meant_ms
+                assert timeout_ms(workflow(kind, timeout=1500.0)) == meant_ms
 
 
-@by_row
-def test_what_holds_when_nothing_is_said(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
-    assert timeout_ms(workflow(kind)) == default_ms
+def test_what_holds_when_nothing_is_said() -> None:
+    for kind, _, _, default_ms in TABLE:
+        with row(kind):
+            assert timeout_ms(workflow(kind)) == default_ms
 
 
-@by_row
-def test_text_with_a_unit_means_the_same_everywhere(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
-    for written, ms in {"500ms": 500, "30s": 30_000, "5m": 300_000, "1h30m": 5_400_000, "PT30S": 30_000}.items():
-        assert timeout_ms(workflow(kind, timeout=written)) == ms
+def test_text_with_a_unit_means_the_same_everywhere() -> None:
+    for kind, _, _, _ in TABLE:
+        with row(kind):
+            for written, ms in {
+                "500ms": 500,
+                "30s": 30_000,
+                "5m": 300_000,
+                "1h30m": 5_400_000,
+                "PT30S": 30_000,
+            }.items():
+                assert timeout_ms(workflow(kind, timeout=written)) == ms
 
 
-@by_row
-def test_zero_is_none(kind: str, key: str, meant_ms: int, default_ms: int | None) -> None:
-    for written in (0, "0", "0s", "PT0S") if key == "timeout" else (0,):
-        assert timeout_ms(workflow(kind, **{key: written})) == 0
-        assert plan_of(workflow(kind, **{key: written})).steps[0].ends_ms is None
+def test_zero_is_none() -> None:
+    for kind, key, _, _ in TABLE:
+        with row(kind):
+            for written in (0, "0", "0s", "PT0S") if key == "timeout" else (0,):
+                assert timeout_ms(workflow(kind, **{key: written})) == 0
+                assert plan_of(workflow(kind, **{key: written})).steps[0].ends_ms is None
 
 
 def test_a_default_of_the_file_holds_for_every_kind_that_has_one() -> None:

@@ -22,7 +22,6 @@ from shotclock.flows.check.plan import plan_of
 from shotclock.flows.file.schema import WorkflowFile
 from shotclock.flows.steps.provider import STEP_TYPES
 from tests.flows.steps.servers import Server, says_nothing
-from tests.flows.steps.warm_agents import warm_agents
 
 from .conftest import step
 
@@ -95,10 +94,6 @@ TABLE = [
         "workflow", None, 2, 2_000, {"workflow": "inner.yaml"},
         "Workflow timed out after 2 seconds", "workflow/timeout",
     ),
-    Line(
-        "ai", 600_000, 3_000, 3_000, {"prompt": "Go on?", "ai": {"base_url": "URL/v1", "model": "m"}},
-        "step it timed out after 3s", "ai/timeout", key="ai.timeout",
-    ),
 ]  # fmt: skip
 
 
@@ -117,8 +112,8 @@ def somebody_at_the_terminal() -> Iterator[None]:
 
 
 def test_the_table_has_every_kind() -> None:
-    # One on a device has codes of its own, and its tests where there is a browser (providers/test_ui.py).
-    assert {line.kind for line in TABLE} == set(STEP_TYPES) - {"ui"}
+    # Those with tests of their own: steps/test_ui.py, where there is a browser, and steps/test_ai.py.
+    assert {line.kind for line in TABLE} == set(STEP_TYPES) - {"ui", "ai"}
 
 
 @pytest.mark.parametrize("line", TABLE, ids=[line.kind for line in TABLE])
@@ -126,16 +121,12 @@ def test_a_step_that_hangs(line: Line, run: Run, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
     (tmp_path / "hangs.py").write_text(APP)
     (tmp_path / "inner.yaml").write_text("steps: {in: {exec: sleep 600, timeout: 0, grace: 0s}}")
-    # Importing pydantic-ai takes seconds, which would be of the step that is the first to need it.
-    warm = warm_agents("openai") if line.kind == "ai" else contextlib.nullcontext()
-    with warm, Server(says_nothing) as server, somebody_at_the_terminal():
+    with Server(says_nothing) as server, somebody_at_the_terminal():
         settings = json.loads(json.dumps(line.settings).replace("URL", server.url.rstrip("/")))
         tools = {"hang": {"exec": "sleep 600"}} if line.kind == "tool" else {}
         said = {"type": line.kind, "grace": "0s", **settings}
         silent = WorkflowFile.model_validate({"tools": tools, "steps": {"it": said}})
-        part, _, inside = line.key.rpartition(".")
-        limit = {part: {**said[part], inside: line.bare}} if part else {line.key: line.bare}
-        bounded = WorkflowFile.model_validate({"tools": tools, "steps": {"it": {**said, **limit}}})
+        bounded = WorkflowFile.model_validate({"tools": tools, "steps": {"it": {**said, line.key: line.bare}}})
         envelope = run(bounded)
     assert (plan_of(silent).steps[0].timeout_ms or None) == line.default_ms
     assert plan_of(bounded).steps[0].timeout_ms == line.limit_ms

@@ -25,8 +25,12 @@ def runs(on_either: Runs) -> Runs:
 
 
 Valid = Callable[[dict[str, Any]], dict[str, Any]]
+# For what tests/flows proves of the engine here: on it, such a file runs in `make soak` only.
+HERE_IN_SOAK = [pytest.param("embedded", marks=pytest.mark.soak), "temporal"]
+also_here_in_soak = pytest.mark.parametrize("on_either", HERE_IN_SOAK, indirect=True)
 
 
+@also_here_in_soak
 def test_steps_run_in_order_and_hand_on_what_they_said(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run(
         """
@@ -53,6 +57,7 @@ def test_steps_run_in_order_and_hand_on_what_they_said(runs: Runs, validate_enve
     assert envelope["meta"]["timeout_ms"] == 60_000 and 0 < envelope["meta"]["remaining_ms"] < 60_000
 
 
+@also_here_in_soak
 def test_a_list_of_steps_has_its_files_its_matrix_and_its_named_outputs(runs: Runs, validate_envelope: Valid) -> None:
     (runs.folder / "values.env").write_text("WHERE='here; false'\nWHO=file\n")
     code, envelope = runs.run(
@@ -137,6 +142,7 @@ def test_steps_that_wait_for_nothing_begin_in_the_order_of_the_file(runs: Runs) 
     assert list(envelope["data"]["steps"]) == envelope["data"]["completed"] == ["zeta", "mid", "alpha"], envelope
 
 
+@also_here_in_soak
 def test_every_change_is_an_event_and_in_order_before_the_line_of_the_run(runs: Runs) -> None:
     """Steps are shorter than the pause between two looks at an engine, and the last one ends with its run."""
     runs.write("steps: {one: {type: command, exec: echo one}}", "inner.yaml")
@@ -160,6 +166,7 @@ def test_every_change_is_an_event_and_in_order_before_the_line_of_the_run(runs: 
     assert told == [*order, ("step", "last", "skipped"), ("run", None, None)], told
 
 
+@also_here_in_soak
 def test_what_waits_for_a_failure_is_skipped_and_told_why(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         steps:
@@ -188,6 +195,7 @@ def test_what_waits_for_a_failure_is_skipped_and_told_why(runs: Runs, validate_e
     assert not list(runs.folder.glob("behind*")) and not (runs.folder / "unwanted").exists()
 
 
+@also_here_in_soak
 def test_a_step_that_hangs_is_killed_with_all_it_started(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         steps:
@@ -206,6 +214,7 @@ def test_a_step_that_hangs_is_killed_with_all_it_started(runs: Runs, validate_en
     assert not any(is_running(int(pid)) for pid in (runs.folder / "pids").read_text().split())
 
 
+@also_here_in_soak
 def test_the_deadline_of_the_run_ends_it(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         timeout: 3
@@ -224,6 +233,7 @@ def test_the_deadline_of_the_run_ends_it(runs: Runs, validate_envelope: Valid) -
     assert 2_000 <= envelope["meta"]["duration_ms"] <= 6_000
 
 
+@also_here_in_soak
 def test_a_step_is_tried_again_as_its_file_says(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         steps:
@@ -240,6 +250,7 @@ def test_a_step_is_tried_again_as_its_file_says(runs: Runs, validate_envelope: V
     assert len((runs.folder / "tries").read_text().split()) == 3
 
 
+@also_here_in_soak
 def test_items_are_done_one_by_one_and_going_back_repeats(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         steps:
@@ -255,6 +266,7 @@ def test_items_are_done_one_by_one_and_going_back_repeats(runs: Runs, validate_e
     assert len((runs.folder / "visits").read_text().split()) == 2
 
 
+@also_here_in_soak
 def test_a_file_runs_inside_another_and_inside_its_time(runs: Runs, validate_envelope: Valid) -> None:
     runs.write(
         """
@@ -288,6 +300,7 @@ def test_a_file_runs_inside_another_and_inside_its_time(runs: Runs, validate_env
     assert 2_000 <= steps["bounded"]["duration_ms"] <= 8_000
 
 
+@also_here_in_soak
 def test_overtime_is_granted_as_the_file_says(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         timeout: 60
@@ -305,6 +318,7 @@ def test_overtime_is_granted_as_the_file_says(runs: Runs, validate_envelope: Val
     assert longer["overtime"][0]["granted_ms"] == 5000
 
 
+@also_here_in_soak
 def test_a_stopped_run_keeps_what_was_said_and_cleans_up(runs: Runs, validate_envelope: Valid) -> None:
     running = runs.start("""
         timeout: 120
@@ -326,6 +340,7 @@ def test_a_stopped_run_keeps_what_was_said_and_cleans_up(runs: Runs, validate_en
     assert not is_running(int(pid))
 
 
+@also_here_in_soak
 def test_a_question_parks_the_run_and_its_answer_goes_on(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run(
         """
@@ -357,6 +372,7 @@ def test_a_question_parks_the_run_and_its_answer_goes_on(runs: Runs, validate_en
     assert envelope["data"]["steps"]["ask"]["attempts"] == 1
 
 
+@also_here_in_soak
 def test_tags_select_steps_and_what_they_need_also_when_the_run_is_resumed(
     runs: Runs, validate_envelope: Valid
 ) -> None:
@@ -392,6 +408,7 @@ def test_tags_select_steps_and_what_they_need_also_when_the_run_is_resumed(
     assert code == 2 and "the tags of this file: b" in envelope["error"]["message"]
 
 
+@also_here_in_soak
 def test_a_question_of_a_file_inside_another_parks_both_and_work_inside_does_not(
     runs: Runs, validate_envelope: Valid
 ) -> None:
@@ -423,6 +440,7 @@ def test_a_question_of_a_file_inside_another_parks_both_and_work_inside_does_not
     assert code == 0 and envelope["data"]["steps"]["then"]["output"] == "well", envelope
 
 
+@also_here_in_soak
 def test_a_question_that_nobody_answers_has_its_default(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run("""
         steps:
@@ -437,6 +455,7 @@ def test_a_question_that_nobody_answers_has_its_default(runs: Runs, validate_env
     assert (steps["strict"]["status"], steps["strict"]["error"]["code"]) == ("timed_out", "TIMEOUT")
 
 
+@also_here_in_soak
 def test_a_question_ends_with_its_run(runs: Runs, validate_envelope: Valid) -> None:
     code, envelope = runs.run(
         """
@@ -454,6 +473,7 @@ def test_a_question_ends_with_its_run(runs: Runs, validate_envelope: Valid) -> N
     assert 3_000 <= envelope["meta"]["duration_ms"] <= 7_000 and not (runs.folder / "then").exists()
 
 
+@also_here_in_soak
 @pytest.mark.parametrize("verdict", ["approve", "reject", "approve, but the script has changed"])
 def test_a_step_that_asks_first_runs_only_after_a_yes(runs: Runs, validate_envelope: Valid, verdict: str) -> None:
     script = runs.folder / "deploy.sh"
@@ -504,6 +524,7 @@ def test_a_run_that_has_ended_answers_again_and_its_id_is_taken(runs: Runs) -> N
     assert code == 5 and missing["error"]["code"] == "RUN_NOT_FOUND"
 
 
+@also_here_in_soak
 def test_a_run_is_reported_while_it_runs_and_after_it(runs: Runs) -> None:
     run_id = f"told-{time.monotonic_ns()}"
     running = runs.start(
@@ -596,6 +617,7 @@ def test_a_whole_run_is_given_more_time_and_so_are_its_steps(runs: Runs, validat
     assert code == 5, told  # it has ended
 
 
+@also_here_in_soak
 def test_a_long_run_with_a_short_step_is_extended_as_well(runs: Runs) -> None:
     run_id = f"long-{time.monotonic_ns()}"
     running = runs.start(
@@ -608,6 +630,7 @@ def test_a_long_run_with_a_short_step_is_extended_as_well(runs: Runs) -> None:
     assert running.ended()[0] == 0
 
 
+@also_here_in_soak
 def test_a_run_inside_another_follows_it_and_has_never_more(runs: Runs, validate_envelope: Valid) -> None:
     runs.write(f'steps: {{slow: {{type: command, exec: "{WAITS_FOR_GO}", timeout: 100}}}}', "inner.yaml")
     run_id = f"outer-{time.monotonic_ns()}"
@@ -651,6 +674,7 @@ def test_a_run_gets_no_more_than_its_caller_has(runs: Runs) -> None:
         program.kill()
 
 
+@also_here_in_soak
 def test_an_operator_winds_a_step_down_and_what_it_says_is_kept(runs: Runs, validate_envelope: Valid) -> None:
     run_id = f"wound-{time.monotonic_ns()}"
     running = runs.start(

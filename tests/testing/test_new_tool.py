@@ -1,6 +1,7 @@
 """A package that `shotclock new tool` writes, and the names it refuses. test_wheel.py installs and uses one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def test_a_new_tool_passes_ruff(run_installed: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_names_and_folders_in_use_are_refused(run_installed: Run, tmp_path: Path) -> None:
+def test_other_names_and_folders_in_use_are_refused(shotclock: Any, tmp_path: Path) -> None:
     for name, said in {
         "My_Tool": "lower case words",
         "-x": "-x",
@@ -28,10 +29,10 @@ def test_other_names_and_folders_in_use_are_refused(run_installed: Run, tmp_path
         "class": "choose another name",
         "json": "choose another name",
     }.items():
-        refused = run_installed("-m", "shotclock", "new", "tool", "--json", name)
-        assert refused.returncode == 2 and said in refused.stdout, (name, refused.stdout)
+        refused = shotclock("new", "tool", "--json", name, cwd=tmp_path)
+        assert refused.code == 2 and said.encode() in refused.stdout, (name, refused.stdout)
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").touch()
-    refused = run_installed("-m", "shotclock", "new", "tool", "used")
-    assert refused.returncode == 6 and "not an empty folder" in refused.stdout
+    refused = shotclock("new", "tool", "used", cwd=tmp_path)
+    assert refused.code == 6 and b"not an empty folder" in refused.stdout
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["file"]

@@ -71,7 +71,8 @@ def kill_named(text: str) -> None:
 
 
 def pytest_words(*words: str) -> list[str]:
-    return ["-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    unused = ("cacheprovider", "xdist", "pytest_cov", "hypothesispytest", "anyio", "timeout")
+    return ["-m", "pytest", "-q", *(word for name in unused for word in ("-p", f"no:{name}")), *words]
 
 
 def test_a_test_that_leaves_a_process_fails_and_the_process_is_named_and_killed(

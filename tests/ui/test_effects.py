@@ -29,6 +29,7 @@ from tests.apps.server.client import MODERN, connected, envelope_in
 from .conftest import act, execution
 from .pages import Session, session_in
 
+pytestmark = pytest.mark.usefixtures("warm_starts")
 SHOTCLOCK = [sys.executable, "-m", "shotclock"]
 WITHIN_S = 100.0
 SEED = 20261119
@@ -185,17 +186,17 @@ def test_a_command_that_is_stopped_by_signals_tells_the_effects(tmp_path: Path) 
     with daemon_of("browser") as daemon:
         assert daemon.stdout is not None
         for payload in cases:
-            for numbers in ((signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)):
-                payload["timeoutMs"] = 30_000
-                words = [*SHOTCLOCK, "ui", "exec", "--execution", json.dumps(payload)]
-                process = subprocess.Popen(words, stdout=subprocess.PIPE)
-                assert daemon.stdout.readline().strip() == payload["commandId"]
-                for number in numbers:
-                    process.send_signal(number)
-                out, _ = process.communicate(timeout=WITHIN_S)
-                answer = json.loads(out)
-                assert answer["error"]["code"] == "CANCELLED", answer
-                check("ui exec", payload, answer)
+            numbers = (signal.SIGINT, signal.SIGTERM) if payload is cases[1] else (signal.SIGTERM,)
+            payload["timeoutMs"] = 30_000
+            words = [*SHOTCLOCK, "ui", "exec", "--execution", json.dumps(payload)]
+            process = subprocess.Popen(words, stdout=subprocess.PIPE)
+            assert daemon.stdout.readline().strip() == payload["commandId"]
+            for number in numbers:
+                process.send_signal(number)
+            out, _ = process.communicate(timeout=WITHIN_S)
+            answer = json.loads(out)
+            assert answer["error"]["code"] == "CANCELLED", answer
+            check("ui exec", payload, answer)
 
 
 @pytest.mark.slow
@@ -257,6 +258,7 @@ MOMENTS = [
     ("client", signal.SIGTERM),
     ("daemon", signal.SIGTERM),
     ("client", signal.SIGINT),
+    ("daemon", signal.SIGSTOP),
 ]
 
 
@@ -306,27 +308,24 @@ def wait_until_idle(session: Session) -> None:
     raise AssertionError("the device has been busy for too long")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("rounds", [4, pytest.param(80, marks=pytest.mark.soak)])
 def test_the_effects_of_failures_at_a_random_moment_agree_with_the_orders_that_were_counted(
-    rounds: int, home: Path, tmp_path: Path
+    home: Path, tmp_path: Path
 ) -> None:
-    seed = SEED if rounds < 10 else random.SystemRandom().randrange(1 << 32)
+    seed = random.SystemRandom().randrange(1 << 32)
     chance = random.Random(seed)
     order, pause = act("click", "x", "Order"), {"id": "x", "type": "sleep", "params": {"durationMs": 250}}
     actions = [{**each, "id": f"a{place}"} for place, each in enumerate([pause, order, pause, order, pause])]
     failures: set[tuple[str, str]] = set()
     with session_in(home) as session, shop() as url:
-        for number in range(rounds):
+        for number in range(80):
             opened = session.run({"id": "open", "type": "open_uri", "params": {"uri": url}}, timeout_ms=30_000)
             assert opened["ok"], opened
             daemon = (session.status() or {})["pid"]
-            target, sent = (
-                MOMENTS[number % len(MOMENTS)] if rounds < 10 else chance.choice([*MOMENTS, ("daemon", signal.SIGSTOP)])
-            )
-            surface = "ui exec" if rounds < 10 else chance.choice(("ui exec", "run"))
-            payload = execution(*actions, timeout_ms=5000 if rounds < 10 else 2000)
+            target, sent = chance.choice(MOMENTS)
+            surface = chance.choice(("ui exec", "run"))
+            payload = execution(*actions, timeout_ms=2000)
             before = Orders.count
             Orders.arrived.clear()
             if surface == "run":
@@ -335,7 +334,7 @@ def test_the_effects_of_failures_at_a_random_moment_agree_with_the_orders_that_w
             else:
                 words = [*SHOTCLOCK, "ui", "exec", "--execution", json.dumps(payload)]
             process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            if rounds < 10 or chance.random() < 0.5:
+            if chance.random() < 0.5:
                 assert Orders.arrived.wait(WITHIN_S)
                 time.sleep(chance.uniform(0, 0.4))  # the random moment
             else:

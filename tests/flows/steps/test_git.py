@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shutil
 import subprocess
 import textwrap
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from shotclock.store.store import Store
 from tests.flows.steps import servers
 from tests.flows.steps.conftest import OVERSHOOT_S, Tried
 from tests.flows.steps.servers import Connection, Handler, Server, answers, response, wait_until
+from tests.rows import row
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
@@ -61,11 +63,9 @@ def commit(folder: Path, name: str, content: str) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-@pytest.fixture
-def origin(tmp_path: Path) -> Path:
-    """Three commits on main, the second tagged v1; one on the branch topic/one."""
-    folder = tmp_path / "origin"
-    folder.mkdir()
+@pytest.fixture(scope="session")
+def made_origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("origin")
     git(folder, "init", "-q", "-b", "main")
     commit(folder, "first", "1")
     commit(folder, "second", "2")
@@ -75,6 +75,12 @@ def origin(tmp_path: Path) -> Path:
     git(folder, "checkout", "-q", "main")
     commit(folder, "third", "3")
     return folder
+
+
+@pytest.fixture
+def origin(tmp_path: Path, made_origin: Path) -> Path:
+    """Three commits on main, the second tagged v1; one on the branch topic/one."""
+    return shutil.copytree(made_origin, tmp_path / "origin")
 
 
 @pytest.fixture
@@ -131,26 +137,23 @@ def test_the_default_branch_is_checked_out_into_a_folder_of_the_repositorys_name
 
 
 # Where it comes from differs with both for a branch and for commits, whose depth nobody knows; else with the one.
-REFS = ["topic/one", "v1", "refs/tags/v1", "refs/heads/main", "COMMIT", "SHORT"]
-DEPTHS = [None, 0, 1, 2]
-REFS_AT_DEPTHS = {
-    *((ref, 1) for ref in REFS),
-    *((ref, depth) for ref in ("topic/one", "COMMIT", "SHORT") for depth in DEPTHS),
-}
+REFS_AT_DEPTHS = [
+    *((ref, 1) for ref in ("topic/one", "v1", "refs/heads/main", "COMMIT", "SHORT")),
+    *((ref, depth) for ref in ("topic/one", "COMMIT") for depth in (None, 2)),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ref", "depth"), sorted(REFS_AT_DEPTHS, key=str))
-def test_a_branch_a_tag_and_a_commit_are_found_at_any_depth(
-    ref: str, depth: int | None, check_out: Checkout, origin: Path, work: Path
-) -> None:
-    wanted = git(origin, "rev-parse", {"COMMIT": "main~1", "SHORT": "main~1"}.get(ref, ref) + "^{commit}")
-    ref = {"COMMIT": wanted, "SHORT": wanted[:9]}.get(ref, ref)
-    tried = check_out(f"file://{origin}", ref=ref, fetch_depth=depth, path="deep/here")
-    assert tried.result.envelope.ok, tried.error
-    assert tried.result.output == {"path": str(work / "deep/here"), "commit": wanted, "ref": ref}
-    assert git(work / "deep/here", "rev-parse", "HEAD") == wanted
-    assert git(work / "deep/here", "status", "--porcelain") == ""
+def test_a_branch_a_tag_and_a_commit_are_found_at_any_depth(check_out: Checkout, origin: Path, work: Path) -> None:
+    for number, (ref, depth) in enumerate(REFS_AT_DEPTHS):
+        with row(ref, depth):
+            wanted = git(origin, "rev-parse", {"COMMIT": "main~1", "SHORT": "main~1"}.get(ref, ref) + "^{commit}")
+            ref = {"COMMIT": wanted, "SHORT": wanted[:9]}.get(ref, ref)
+            tried = check_out(f"file://{origin}", ref=ref, fetch_depth=depth, path=f"deep/{number}")
+            assert tried.result.envelope.ok, tried.error
+            assert tried.result.output == {"path": str(work / f"deep/{number}"), "commit": wanted, "ref": ref}
+            assert git(work / f"deep/{number}", "rev-parse", "HEAD") == wanted
+            assert git(work / f"deep/{number}", "status", "--porcelain") == ""
 
 
 @pytest.mark.slow
@@ -464,16 +467,14 @@ def test_a_remote_that_wants_a_password_is_not_waited_for(check_out: Checkout, w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("depth", [None, 1])
-@pytest.mark.parametrize("ref", ["nowhere", "abcdef1234", "0" * 40, "refs/heads/v1", "origin/main"])
-def test_a_ref_that_is_not_there_fails_and_leaves_nothing(
-    ref: str, depth: int | None, check_out: Checkout, origin: Path, work: Path
-) -> None:
-    tried = check_out(origin, ref=ref, fetch_depth=depth)
-    assert (tried.error["code"], tried.result.rule) == ("GIT_FAILED", "git-checkout/failed")
-    assert tried.message == f"{origin} has no branch, tag or commit {ref!r}"
-    assert tried.meta["side_effects"] == "none"
-    assert list(work.iterdir()) == []
+def test_a_ref_that_is_not_there_fails_and_leaves_nothing(check_out: Checkout, origin: Path, work: Path) -> None:
+    for ref, depth in (("nowhere", None), ("nowhere", 1), ("abcdef1234", 1), ("0" * 40, None), ("origin/main", None)):
+        with row(ref, depth):
+            tried = check_out(origin, ref=ref, fetch_depth=depth)
+            assert (tried.error["code"], tried.result.rule) == ("GIT_FAILED", "git-checkout/failed")
+            assert tried.message == f"{origin} has no branch, tag or commit {ref!r}"
+            assert tried.meta["side_effects"] == "none"
+            assert list(work.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -515,13 +516,13 @@ EVIL_REFS = [
 ]
 
 
-@pytest.mark.parametrize("ref", EVIL_REFS)
-def test_an_evil_ref_never_reaches_git(ref: str, check_out: Checkout, origin: Path, work: Path) -> None:
-    tried = check_out(origin, ref=ref)
-    assert (tried.result.rule, tried.result.envelope.ok) == ("git-checkout/failed", False)
-    assert tried.meta["side_effects"] == "none"
-    assert list(work.iterdir()) == []
-    assert not Path("evil").exists()
+def test_an_evil_ref_never_reaches_git(check_out: Checkout, origin: Path, work: Path) -> None:
+    assert [ref for ref in EVIL_REFS if ref_problem(ref) is None] == []
+    for ref in (EVIL_REFS[0], ""):
+        tried = check_out(origin, ref=ref)
+        assert (tried.result.rule, tried.result.envelope.ok) == ("git-checkout/failed", False)
+        assert tried.meta["side_effects"] == "none"
+    assert list(work.iterdir()) == [] and not Path("evil").exists()
 
 
 @pytest.mark.slow
@@ -549,13 +550,15 @@ EVIL_REPOSITORIES = [
 ]
 
 
-@pytest.mark.parametrize("repository", EVIL_REPOSITORIES)
-def test_an_evil_repository_never_reaches_git(repository: str, check_out: Checkout, work: Path) -> None:
-    tried = check_out(repository, path="here")
-    assert (tried.error["code"], tried.result.rule) == ("STEP_INVALID", "git-checkout/failed"), tried.error
-    assert tried.meta["ending"] == "not_started"
-    assert list(work.iterdir()) == []
-    assert not Path("evil").exists()
+def test_an_evil_repository_never_reaches_git(check_out: Checkout, work: Path) -> None:
+    for repository in EVIL_REPOSITORIES:
+        with row(repository), pytest.raises(InvalidRepository):
+            Repository.of(repository, work)
+    for repository in (EVIL_REPOSITORIES[0], " "):
+        tried = check_out(repository, path="here")
+        assert (tried.error["code"], tried.result.rule) == ("STEP_INVALID", "git-checkout/failed"), tried.error
+        assert tried.meta["ending"] == "not_started"
+    assert list(work.iterdir()) == [] and not Path("evil").exists()
 
 
 def test_a_rewritten_address_does_not_run_a_program_either(check_out: Checkout, work: Path, tmp_path: Path) -> None:

@@ -37,8 +37,13 @@ def warm_agents(*providers: str) -> Iterator[None]:
         program=Program(),
         modules=[
             "asyncio",
+            "anyio._backends._asyncio",
+            # A quarter of a second, which each agent would need.
+            "genai_prices.data",
+            "openai.resources.chat",
+            "openai.resources.responses",
             "shotclock.flows.steps._ai_agent",
-            *(f"pydantic_ai.models.{name}" for name in providers),
+            *(f"pydantic_ai.{part}.{name}" for name in providers for part in ("models", "providers")),
         ],
     )
 
