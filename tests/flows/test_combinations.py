@@ -1,7 +1,6 @@
 """Features of runs together: artifacts of resumed items, groups with `finally`, signals while messages are sent."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Ran
 from tests.flows.test_people import WITHIN_S, Runs, runs
 from tests.flows.test_resume import Started, finished
 
@@ -61,34 +59,6 @@ def test_a_resumed_step_keeps_the_artifacts_of_items_that_a_killed_process_had_f
     assert files(envelope, "each") == ["each[0]/made", "each[1]/made", "each[2]/made"]
 
 
-def test_an_item_that_a_rerun_repeats_keeps_the_name_of_its_artifacts(tmp_path: Path) -> None:
-    flow = tmp_path / "flow.yaml"
-    folders(tmp_path)
-    flow.write_text(EACH.replace("END", "exit 1"))
-    first = finished(tmp_path / "home", str(flow), "--run-id", "r")
-    assert files(first, "each") == ["each[0]/made", "each[1]/made", "each[2]/made"]
-    (tmp_path / "ok").touch()
-    assert files(finished(tmp_path / "home", "--rerun-failed", "r"), "each") == ["each[1]/made"]
-
-
-def test_copying_artifacts_takes_none_of_the_time_of_finally(tmp_path: Path, shotclock: Callable[..., Ran]) -> None:
-    (tmp_path / "flow.yaml").write_text("""
-timeout: 13s
-steps:
-  many: {exec: "truncate -s 100G large; sleep 60", artifacts: large}
-finally:
-  - {id: clean, exec: "echo {{ run.status }}", timeout: 10s}
-""")
-    env = {**os.environ, "SHOTCLOCK_HOME": str(tmp_path / "home"), "SHOTCLOCK_RUN_ARTIFACTS_SIZE": "0"}
-    envelope = shotclock("run", str(tmp_path / "flow.yaml"), env=env).json()
-    assert envelope["data"]["steps"]["clean"]["output"] == "timed_out"
-    many = envelope["data"]["steps"]["many"]
-    [note] = many["warnings"]
-    assert note["code"] == "ARTIFACTS_LEFT_OUT" and "there was no time for more" in note["message"]
-    assert many["duration_ms"] < 8_000  # its 2.5 seconds, and two for the copy
-    assert not list((tmp_path / "home" / "artifacts").rglob(".part-*"))
-
-
 def test_a_second_signal_while_messages_are_sent_answers_with_the_end_of_the_run(runs: Runs) -> None:
     flow = runs.flow("""
 notify: [{on: [ended], command: [sh, -c, "cat > message; sleep 60"]}]
@@ -126,48 +96,6 @@ finally: {clean: {exec: "touch began; sleep 1", timeout: 5s}}
     assert envelope["error"]["code"] == "CANCELLED" and "rerun_command" not in envelope["data"]
     refused = runs("--rerun-failed", "r", code=2)
     assert "nothing to run again" in refused["error"]["message"]
-
-
-def test_a_run_waits_no_longer_than_its_timeout_for_a_stopped_one_that_it_cancels(runs: Runs) -> None:
-    flow = runs.flow("""
-timeout: 60s
-concurrency: {group: g, on_conflict: cancel}
-steps: {work: {exec: "touch began; sleep 60"}}
-finally: {clean: {exec: echo cleaned >> done, timeout: 5s}}
-""")
-    holder = runs.start(flow, "--run-id", "first", "--json")
-    until((runs.folder / "began").exists)
-    holder.send_signal(signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        refused = runs(flow, "--run-id", "second", "--timeout", "7s", code=10)
-        assert refused["error"]["code"] == "QUEUE_TIMEOUT" and time.monotonic() - began < 12
-    finally:
-        holder.send_signal(signal.SIGCONT)
-    envelope = json.loads(holder.communicate(timeout=WITHIN_S)[0])
-    assert [note["code"] for note in envelope["warnings"]] == ["RUN_REPLACED"]
-    assert (runs.folder / "done").read_text() == "cleaned\n"
-
-
-def test_a_resumed_run_says_how_long_it_waited_for_its_group(runs: Runs) -> None:
-    flow = runs.flow("""
-timeout: 60s
-concurrency: g
-inputs: {seconds: {type: integer}}
-steps: {work: {exec: "touch began{{ inputs.seconds }}; sleep {{ inputs.seconds }}", idempotent: true}}
-""")
-    killed = runs.start(flow, "--run-id", "first", "--input", "seconds=2")
-    until((runs.folder / "began2").exists)
-    killed.kill()
-    killed.communicate(timeout=WITHIN_S)
-    other = runs.start(flow, "--run-id", "second", "--input", "seconds=3")
-    until((runs.folder / "began3").exists)
-    resumed = runs("--resume", "first", code=0)
-    other.communicate(timeout=WITHIN_S)
-    assert resumed["data"]["concurrency"]["waited_ms"] > 0
-    argv = [sys.executable, "-m", "shotclock", "report", "first"]
-    report = subprocess.run(argv, env=runs.env, capture_output=True, timeout=WITHIN_S)
-    assert json.loads(report.stdout)["data"]["concurrency"] == resumed["data"]["concurrency"]
 
 
 def test_a_rerun_cleans_up_wholly_although_a_part_of_it_had_succeeded_before(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`finally` and `depends_on: {x: ended}` in a file: what is accepted, how it is planned, and what a run makes of it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,14 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from shotclock.core.envelope import Envelope
-from shotclock.core.errors import Failure
 from shotclock.core.limits import NS_PER_MS, Deadline
 from shotclock.flows.check.plan import finally_reserve, plan_of
 from shotclock.flows.file.loader import Finding, load_text
-from shotclock.flows.file.schema import WorkflowFile, json_schema
+from shotclock.flows.file.schema import WorkflowFile
 from shotclock.flows.report.html_report import to_html
 from shotclock.flows.report.junit import to_junit
 from shotclock.flows.report.report import report_of, to_markdown
 from shotclock.flows.run.run_context import Deadlines
-from shotclock.flows.run.step_choice import StepChoice, cut_down
 from shotclock.store.store import Store
 from tests.flows.conftest import statuses, step
 from tests.rows import row
@@ -117,23 +114,6 @@ def test_only_finally_steps_may_use_the_status_of_the_run(linted: Lint) -> None:
     assert [found.rule for found in outside] == ["template/unknown-name"]
     wrong = linted(STEPS + "finally: {b: {exec: 'echo {{ run.failure.cod }}'}}")
     assert [found.suggestion for found in wrong] == ["did you mean 'code'?"]
-
-
-def test_a_choice_of_steps_keeps_finally_and_is_refused_where_that_needs_a_step_that_is_left_out() -> None:
-    text = """
-steps: {a: {exec: x, tags: t}, b: {exec: x}}
-finally: [{id: one, exec: 'echo {{ %s }}'}, {id: two, exec: 'echo {{ steps.a.status }}'}]
-"""
-    kept = cut_down(read(text % "run.status"), StepChoice(tags=("t",)))
-    assert (list(kept.steps), kept.finally_) == (["a", "one", "two"], ["one", "two"])
-    with pytest.raises(Failure, match="one of `finally` always runs, and uses b, which is left out"):
-        cut_down(read(text % "outputs.b"), StepChoice(tags=("t",)))
-
-
-def test_the_schema_has_finally_as_a_mapping_and_as_a_list() -> None:
-    schema = json_schema()
-    assert schema["properties"]["finally"]["anyOf"] == schema["properties"]["steps"]["anyOf"]
-    json.dumps(schema)
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------

@@ -278,18 +278,3 @@ def test_a_check_reports_limits_that_were_nearly_reached(
     os.chmod(store.home, 0o700)
     monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "none"))
     assert find_near_limits(load_file(file)) == [] and not (tmp_path / "none").exists()
-
-
-def test_the_history_of_ten_thousand_steps_is_read_in_a_moment(store: Store, tmp_path: Path, load: Any) -> None:
-    names = [f"s{number}" for number in range(50)]
-    for number in range(200):
-        add_run(store, tmp_path / "f", *(took(number, name, output="x" * 500) for name in names), number=number)
-    began = time.monotonic()
-    history = read_history(store.runs, "flow", tmp_path / "f", within_ms=20_000)
-    assert len(history.of_step("s7", "command").finished) == 200
-    assert time.monotonic() - began < 1.0  # 0.1 s on a quiet machine
-    many = "".join(f"  {name}: {{exec: 'true', timeout: 1m}}\n" for name in names)
-    found = advice_of(load, f"steps:\n{many}", history)
-    assert time.monotonic() - began < 2.0 and found["s49"].measured.runs == 200
-    cut = read_history(store.runs, "flow", tmp_path / "f", within_ms=0)
-    assert cut.is_cut and len(cut.runs) < 200

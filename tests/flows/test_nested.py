@@ -1,13 +1,12 @@
 """Workflows that run workflows: looked into before anything runs, and never for ever."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shotclock.flows.check.lint import NESTED_FILES_LIMIT, NESTED_SIZE_LIMIT, NESTING_LIMIT, lint
+from shotclock.flows.check.lint import NESTED_FILES_LIMIT, NESTING_LIMIT, lint
 from shotclock.flows.file.loader import Finding, load_file
 
 Lint = Callable[..., list[Finding]]
@@ -163,14 +162,6 @@ def test_files_in_files_have_an_end(lint_files: Lint) -> None:
     assert lint_files({**files, f"g{count}.yaml": GOOD}) == []
 
 
-def test_a_pyramid_of_files_is_looked_at_once_each(lint_files: Lint) -> None:
-    both = "steps: {{a: {{type: workflow, workflow: {0}}}, b: {{type: workflow, workflow: {0}}}}}"
-    files = {f"f{n}.yaml": both.format(f"f{n + 1}.yaml") for n in range(NESTING_LIMIT - 1)}
-    began = time.process_time()
-    assert lint_files({**files, f"f{NESTING_LIMIT - 1}.yaml": GOOD}) == []
-    assert time.process_time() - began < 5
-
-
 def test_so_many_files_nobody_wrote(lint_files: Lint, tmp_path: Path) -> None:
     for number in range(NESTED_FILES_LIMIT + 1):
         (tmp_path / f"c{number}.yaml").write_text(GOOD)
@@ -178,15 +169,6 @@ def test_so_many_files_nobody_wrote(lint_files: Lint, tmp_path: Path) -> None:
     assert brief(lint_files({"main.yaml": f"steps:\n{steps}"})) == [
         ("nested/files", None, f"steps.s{NESTED_FILES_LIMIT}.workflow")
     ]
-
-
-@pytest.mark.slow
-def test_looking_at_one_file_under_many_limits_has_an_end(lint_files: Lint, tmp_path: Path) -> None:
-    padded = GOOD + "\n# " + "x" * (NESTED_SIZE_LIMIT // 20)
-    (tmp_path / "child.yaml").write_text(padded)
-    limits = "".join(f"  s{n}: {{type: workflow, workflow: child.yaml, timeout: {n + 10}}}\n" for n in range(100))
-    ((rule, file, where),) = brief(lint_files({"main.yaml": f"steps:\n{limits}"}))
-    assert (rule, file, where) == ("nested/files", None, "steps.s19.workflow")
 
 
 def test_a_name_that_is_only_known_at_run_time_is_left_alone(lint_files: Lint) -> None:

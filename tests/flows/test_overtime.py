@@ -63,36 +63,6 @@ def output(envelope: Envelope, name: str) -> Any:
     return step(envelope, name)["output"]
 
 
-def test_a_step_goes_on_while_its_output_grows(run: Run):
-    envelope = run(
-        """
-        steps:
-          a:
-            exec: for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.1; done
-            timeout: 60
-            soft: 500ms
-            overtime: {budget: 30s, max_per_request: 400ms, max_requests: 100}
-        """
-    )
-    assert envelope.ok and output(envelope, "a").split()[-1] == "10"
-
-
-def test_one_that_is_declined_winds_down_and_what_it_said_is_its_output(run: Run):
-    envelope = run(
-        """
-        steps:
-          a:
-            exec: echo begun; sleep 60
-            soft: 500ms
-            overtime: {command: "echo '{\\"decline\\": true, \\"reason\\": \\"no\\"}'", budget: 30s}
-          b: {exec: echo x, depends_on: a}
-        """
-    )
-    assert statuses(envelope) == {"a": "timed_out", "b": "skipped"}
-    assert output(envelope, "a") == "begun"
-    assert step(envelope, "a")["error"]["context"]["clock"]["kind"] == "soft"
-
-
 def test_defaults_hold_for_every_step(run: Run):
     envelope = run(
         """
@@ -103,36 +73,6 @@ def test_defaults_hold_for_every_step(run: Run):
         """
     )
     assert statuses(envelope) == {"a": "timed_out", "b": "succeeded"} and output(envelope, "b") == "saved"
-
-
-def test_the_timeout_of_a_step_moves_along_but_never_past_the_run(run: Run):
-    began = time.monotonic()
-    envelope = run(
-        """
-        timeout: 3s
-        steps:
-          a:
-            exec: sleep 60
-            timeout: 1
-            soft: 500ms
-            grace: 200ms
-            overtime: {command: "echo '{\\"extend\\": \\"1h\\"}'", budget: 2h, hard_extends: true}
-        """
-    )
-    assert not envelope.ok and 1.5 < time.monotonic() - began < START_S
-
-
-def test_a_step_that_needs_more_time_than_the_run_has_left_is_not_started(run: Run, tmp_path: Path):
-    envelope = run(
-        f"""
-        timeout: 5s
-        steps:
-          a: {{exec: "touch {tmp_path}/ran", min_time: 10s}}
-        """
-    )
-    error = step(envelope, "a")["error"]
-    assert error["code"] == "NO_TIME_LEFT" and "at least 10s" in error["message"]
-    assert not (tmp_path / "ran").exists()
 
 
 SLOW_GIT = f"""#!/bin/sh
@@ -424,22 +364,6 @@ def test_the_matrix_of_what_may_be_decided_about_the_time_of_a_step(run: Run, tm
             assert output(envelope, name).endswith("saved"), "what it said when it was asked to end"
 
 
-def test_a_program_beside_the_workflow_decides(run: Run, tmp_path: Path):
-    (tmp_path / "judge.sh").write_text("""grep -q begun && echo '{"extend": "20s"}' || echo '{"decline": true}'\n""")
-    envelope = run(
-        """
-        steps:
-          a: &a
-            exec: echo begun; sleep 1; echo done
-            timeout: 60
-            soft: 600ms
-            overtime: {command: "sh judge.sh", budget: 30s}
-          b: {<<: *a, exec: echo nothing; sleep 60}
-        """
-    )
-    assert statuses(envelope) == {"a": "succeeded", "b": "timed_out"}
-
-
 def test_a_step_that_needs_more_time_than_there_is_costs_no_other(run: Run):
     envelope = run(
         """
@@ -450,6 +374,8 @@ def test_a_step_that_needs_more_time_than_there_is_costs_no_other(run: Run):
         """
     )
     assert envelope.ok and statuses(envelope) == {"long": "timed_out", "other": "succeeded"}
+    error = step(envelope, "long")["error"]
+    assert error["code"] == "NO_TIME_LEFT" and "at least 1m" in error["message"]
 
 
 def test_a_function_that_begins_after_the_bell_knows_at_once_that_it_is_to_stop(run: Run, tmp_path: Path):

@@ -22,58 +22,13 @@ from shotclock.store.store import Store
 from tests.store.locked import LONG_S, held
 from tests.store.work import appears
 
-from .conftest import statuses, step
+from .conftest import statuses
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
 Run = Callable[..., Envelope]
 
 _NOW = WallTime(1)
-HELD_S = 1.2
 STARTED_WITHIN_S = 20.0  # the first step, on a loaded machine
-
-
-@pytest.mark.slow
-def test_a_store_that_others_use_delays_a_run_and_not_its_loop(run: Run, store: Store, tmp_path: Path) -> None:
-    """Another process writes for a while: simulated by a connection of its own, which is all that a process has."""
-    (database,) = (tmp_path / "home").glob("*.db")
-
-    def hold() -> None:
-        give_up = time.monotonic() + STARTED_WITHIN_S
-        while not (tmp_path / "a").exists() and time.monotonic() < give_up:
-            time.sleep(0.005)
-        other = sqlite3.connect(database, isolation_level=None, timeout=5)
-        other.execute("BEGIN IMMEDIATE")
-        (tmp_path / "held").touch()
-        time.sleep(HELD_S)
-        other.execute("COMMIT")
-        other.close()
-
-    gaps: list[float] = []
-
-    async def beat() -> None:
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.01)
-            gaps.append(time.monotonic() - before)
-
-    beating: list[asyncio.Task[None]] = []
-
-    def watch(state: object) -> None:
-        if not beating:
-            beating.append(asyncio.get_running_loop().create_task(beat()))
-
-    holding = threading.Thread(target=hold)
-    holding.start()
-    try:
-        envelope = run(
-            "steps: {a: {exec: 'touch a; while [ ! -e held ]; do sleep 0.01; done'}, b: {exec: 'true', depends_on: a}}",
-            on_change=watch,
-        )
-    finally:
-        holding.join(STARTED_WITHIN_S + 5)
-    assert envelope.ok and step(envelope, "b")["started_ms"] is not None
-    assert envelope.meta["duration_ms"] >= HELD_S * 1000
-    assert max(gaps) < HELD_S / 2, "the loop went on meanwhile"
 
 
 def test_writing_that_must_not_wait_says_so_at_once(store: Store, tmp_path: Path, run: Run) -> None:

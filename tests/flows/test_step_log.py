@@ -96,15 +96,15 @@ def test_an_unfinished_line_is_kept_while_the_step_runs(run: Run, store: Store, 
 
 
 def test_a_flood_is_bounded_and_its_end_is_whole(run: Run, store: Store) -> None:
-    envelope = run("steps: {flood: {exec: 'seq 15000000 >&2; echo end'}}", run_id="one")  # 118 MB
+    envelope = run("steps: {flood: {exec: 'seq 3000000 >&2; echo end'}}", run_id="one")  # 23 MB
     assert envelope.ok
     (text,) = kept(store, "one").values()
     assert len(all_bytes(store, "one")) < 3_000_000
-    assert "!14999999\n!15000000\n" in text and "end\n" in text
+    assert "!2999999\n!3000000\n" in text and "end\n" in text
     lines = [line for line in text.splitlines() if line.startswith("!")]
     assert all(line[1:].isdecimal() for line in lines), "a line was cut"
     left_out = sum(int(part.partition("]")[0]) for part in text.split("[")[1:])
-    assert left_out > 50_000_000
+    assert left_out > 10_000_000
 
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])
@@ -233,15 +233,6 @@ def test_the_logs_of_a_run_are_bounded_together_and_older_tries_keep_their_ends(
     assert found["last 1"] == "began\nthe end\n"
     written = len(all_bytes(store, "one")) + len(all_bytes(store, "one.inner"))
     assert written < limit and list(kept(store, "one")) == ["first 1", "second 1", "last 1"]
-
-
-def test_logs_of_tries_that_end_together_are_bounded_when_the_run_has_ended(run: Run, store: Store) -> None:
-    text = "steps: {each: {exec: seq 10000, for_each: [0, 1, 2, 3, 4, 5, 6, 7]}}"
-    envelope = run(text, run_id="one", environment={**os.environ, "SHOTCLOCK_KEEP_RUN_LOGS_SIZE": "60000"})
-    assert envelope.ok and not envelope.warnings
-    assert len(all_bytes(store, "one")) < 60_000
-    ends = [found.splitlines()[-1] for found in kept(store, "one").values()]
-    assert ends == ["10000"] * 8
 
 
 def test_where_ends_are_too_many_the_oldest_tries_are_deleted_and_it_is_said(run: Run, store: Store) -> None:

@@ -127,30 +127,6 @@ def test_runs_of_an_engine_are_listed_whatever_has_become_of_them(on_engine: Run
     assert working.ended()[0] == 143
 
 
-def test_more_time_and_a_graceful_stop_by_job(on_engine: Runs) -> None:
-    runs, run_id = on_engine, f"stopped-{time.monotonic_ns()}"
-    running = runs.start(
-        """
-        timeout: 60
-        steps:
-          works: {type: command, exec: "trap 'echo saved; exit 0' TERM; touch begun; while :; do sleep 0.2; done"}
-          after: {type: command, exec: "touch after", depends_on: [works]}
-        """,
-        *("--run-id", run_id),
-    )
-    wait_until((runs.folder / "begun").exists, "the step")
-    code, told = runs.call("job", "extend", run_id, "30s")
-    assert code == 0 and told["data"]["extended"][0]["timeout_ms"] == 90_000, told
-    wait_until(lambda: runs.call("job", "extend", run_id, "1s", "--step", "works")[0] == 0, "the worker of the step")
-    code, told = runs.call("job", "stop", run_id, "--within", "20s", "--reason", "enough")
-    assert code == 0, told
-    code, envelope = running.ended()
-    assert code == 143 and steps_of(envelope) == {"works": "succeeded", "after": "skipped"}, envelope
-    for verb in (["extend", run_id, "5s"], ["stop", run_id]):
-        code, told = runs.call("job", *verb)
-        assert code == 5 and "has ended" in told["error"]["message"], told
-
-
 def test_what_is_no_run_of_ours_is_neither_shown_nor_stopped(on_engine: Runs, cluster: Cluster) -> None:
     runs, foreign = on_engine, f"foreign-{time.monotonic_ns()}"
     for verb in (["status"], ["wait"], ["cancel"], ["extend", "5s"], ["stop"]):

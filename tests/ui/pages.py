@@ -35,7 +35,6 @@ PAGES = {
     "/spin-at-once": "<h1>Spin</h1><script>while (true) {}</script>",
     "/dialogs": "<h1>Dialogs</h1><button onclick='while (true) alert(1)'>Go</button>",
     "/confirms": "<h1>Confirms</h1><button onclick='while (true) confirm(1)'>Go</button>",
-    "/many": "<h1>Many</h1>" + "<b>x</b>" * 50_000,
     "/flood": "<h1>Flood</h1><button onclick='go()'>Go</button><script>function go() {"
     "const source = 'const big = new Array(2000).fill({a: 1}); while (true) postMessage(big)';"
     "const worker = new Worker(URL.createObjectURL(new Blob([source])));"

@@ -66,12 +66,6 @@ def test_a_frame_that_hangs_or_goes_away_keeps_no_action_from_the_others(session
     assert told["error"]["code"] == "NODE_NOT_FOUND", told
 
 
-def test_a_wait_in_vain_on_a_page_with_frames_has_waited_as_long_as_it_says(session: Session) -> None:
-    assert session.run(session.open("/frames"))["ok"]
-    told = session.run(act("wait_for_node", "w", "Nowhere", timeoutMs=700))
-    assert told["error"]["code"] == "WAIT_TIMEOUT" and told["error"]["context"]["clock"]["elapsed_ms"] >= 700, told
-
-
 def test_options_are_selected_by_label_or_value_and_a_menu_is_opened_by_the_mouse(session: Session) -> None:
     colours = do("select_option", {"contentDescEquals": "Colour"}, options=["Red", "b"])
     told = session.run(session.open("/inputs"), colours)

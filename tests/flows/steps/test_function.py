@@ -27,8 +27,6 @@ from tests.calls.bounds import ROOT, marked
 pytestmark = pytest.mark.usefixtures("no_survivors")
 
 RUN_LIMIT_S = 60
-# Importing an App: an interpreter, pydantic and the App, while others use the two cores.
-IMPORTED_S = 15
 
 APP = """
 import os, sys, time

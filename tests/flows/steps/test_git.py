@@ -193,16 +193,6 @@ def test_a_checkout_that_is_there_is_brought_up_to_date(check_out: Checkout, ori
 
 
 @pytest.mark.slow
-def test_a_branch_that_was_rewritten_is_followed_where_nothing_is_lost(
-    check_out: Checkout, origin: Path, work: Path
-) -> None:
-    check_out(origin)
-    git(origin, "reset", "-q", "--hard", "HEAD~1")
-    rewritten = commit(origin, "other", "o")
-    assert check_out(origin).result.output["commit"] == rewritten
-
-
-@pytest.mark.slow
 def test_nobodys_work_is_overwritten(check_out: Checkout, origin: Path, work: Path) -> None:
     check_out(origin)
     mine = commit(work / "origin", "mine", "m")
@@ -391,13 +381,6 @@ def test_a_clone_that_stops_in_the_middle_is_removed(
     assert [path.name for path in work.iterdir()] == ["beside"]
 
 
-@pytest.mark.slow
-def test_an_empty_folder_stays_and_stays_empty(check_out: Checkout, stubborn_ssh: dict[str, str], work: Path) -> None:
-    (work / "here").mkdir()
-    assert_timed_out(check_out("host:repo", path="here", timeout_ms=LIMIT_MS, env=stubborn_ssh))
-    assert list((work / "here").iterdir()) == []
-
-
 def test_the_next_checkout_removes_the_folder_that_a_killed_one_left(
     check_out: Checkout, origin: Path, work: Path
 ) -> None:
@@ -420,15 +403,6 @@ def test_a_folder_that_another_checkout_uses_is_left_alone(check_out: Checkout, 
         os.close(in_use)
     assert "in use by another checkout" in tried.message
     assert (work / ".here.part" / ".git").is_dir() and not (work / "here").exists()
-
-
-@pytest.mark.slow
-def test_silence_is_noticed_by_the_idle_clock(check_out: Checkout, stubborn_ssh: dict[str, str], work: Path) -> None:
-    clocks = Clocks(timeout_ms=30_000, idle_ms=500, grace_ms=100)
-    tried = check_out("host:repo", clocks=clocks, env=stubborn_ssh)
-    assert (tried.error["code"], tried.result.rule) == ("STALLED", "git-checkout/stalled")
-    assert tried.elapsed_s < 15
-    assert list(work.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -100,12 +100,6 @@ def test_a_port_that_accepts_nobody_is_left_on_time(fetch: Fetch) -> None:
         assert tried.meta["side_effects"] == "none", "nobody ever heard of the request"
 
 
-def test_a_handshake_that_hangs_is_left_on_time(fetch: Fetch) -> None:
-    with Server(servers.says_nothing) as server:
-        assert_timed_out(fetch(server.url.replace("http:", "https:"), timeout_ms=LIMIT_MS))
-        assert server.all_left(GONE_WITHIN_S)
-
-
 def test_a_handshake_that_drips_is_left_on_time(fetch: Fetch) -> None:
     def drips_a_record(connection: Connection) -> None:
         connection.drip(b"\x16\x03\x03\x40\x00\x02\x00\x3f\xfc" + b"\0" * 16_000)
@@ -364,12 +358,6 @@ def test_a_certificate_that_nobody_signed_is_not_trusted(fetch: Fetch, certifica
         assert "certificate is not trusted" in tried.message
 
 
-def test_tls_to_a_server_without_it_is_a_fetch_error(fetch: Fetch) -> None:
-    with Server(lambda connection: connection.send(response(b"x"))) as server:
-        tried = fetch(server.url.replace("http:", "https:"))
-        assert tried.result.rule == "http_client/fetch_error"
-
-
 def test_an_answer_longer_than_it_said_ends_where_it_said(fetch: Fetch) -> None:
     with Server(answers(response(b"abcdef", Content_Length="3"))) as server:
         assert fetch(server.url).result.output == "abc"
@@ -484,11 +472,6 @@ def test_when_to_try_again_is_read_from_seconds_and_dates() -> None:
         assert after(nonsense) is None, nonsense
 
 
-def test_retry_after_is_in_the_error(fetch: Fetch) -> None:
-    with Server(answers(response(status="503 Oh", Retry_After="7"))) as server:
-        assert fetch(server.url).error["retry_after_ms"] == 7_000
-
-
 # --- what is sent and what comes back -----------------------------------------------------------------------
 
 
@@ -511,13 +494,6 @@ def test_method_params_headers_and_body_are_sent_as_written(fetch: Fetch) -> Non
     assert line == "PUT /a?x=1&q=a+b%26c&flag=true&n=2 HTTP/1.1"
     assert (headers["x-mine"], headers["x-number"], headers["content-type"]) == ("yes", "3", "application/json")
     assert json.loads(body) == {"deep": [1, None, "é"]}
-
-
-def test_a_text_is_sent_as_it_is_and_a_type_that_is_given_stays(fetch: Fetch) -> None:
-    with Server(answers(response(b"ok"))) as server:
-        fetch(server.url, method="POST", body="plain é", headers={"content-type": "text/x-mine"})
-        _, headers, body = sent(server)
-        assert (headers["content-type"], body.decode()) == ("text/x-mine", "plain é")
 
 
 def test_the_time_that_remains_goes_along_with_each_hop(fetch: Fetch) -> None:
@@ -611,12 +587,6 @@ def test_of_a_download_that_fails_nothing_is_left(handler: Handler, rule: str, f
             assert tried.elapsed_s < LIMIT_MS / 1000 + OVERSHOOT_S
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["it"]
     assert (tmp_path / "work/it").read_text() == "as it was"
-
-
-def test_a_cancelled_download_leaves_nothing(fetch: Fetch, tmp_path: Path) -> None:
-    with Server(servers.drips_body) as server, pytest.raises(asyncio.CancelledError):
-        fetch(server.url, output_file="it", cancel_after_s=0.3)
-    assert list((tmp_path / "work").iterdir()) == []
 
 
 def test_only_a_file_may_be_replaced(fetch: Fetch, tmp_path: Path) -> None:

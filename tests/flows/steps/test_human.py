@@ -158,10 +158,6 @@ def test_nothing_is_no_answer_unless_it_may_be(terminal: Terminal) -> None:
     assert ask(terminal, conduct).output == "fine"
 
 
-def test_an_empty_answer_is_one_where_it_is_allowed(terminal: Terminal) -> None:
-    assert ask(terminal, answering(terminal, "\n"), allow_empty=True).output == ""
-
-
 @pytest.mark.parametrize("end", [".\n", "\x04"])
 def test_several_lines_end_with_a_dot_or_the_end_of_input(terminal: Terminal, end: str) -> None:
     result = ask(terminal, answering(terminal, "one\n", "  two..\n", "\n", "three\n", end), multiline=True)
@@ -296,12 +292,6 @@ def test_a_cancelled_question_lets_the_next_one_be_asked(terminal: Terminal) -> 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_terminal_of_the_shell_stays_as_it_was(terminal: Terminal) -> None:
-    ask(terminal, answering(terminal, "yes\n"))
-
-    assert os.get_blocking(terminal.ours)
-
-
 # --- off a terminal -------------------------------------------------------------------------------
 
 
@@ -327,19 +317,6 @@ def test_off_a_terminal_the_question_is_in_the_inbox_and_its_answer_counts() -> 
     assert result.envelope.ok and result.output == "west"
     assert seen[0].ask.title == "Ship it?" and seen[0].ask.choices == ("east", "west")
     assert "run run1" in seen[0].ask.justification
-
-
-def test_off_a_terminal_the_default_is_the_answer_when_the_time_is_over_and_says_so() -> None:
-    result = ask(None, default="no", timeout="300ms")
-
-    assert result.output == "no"
-    assert [warned["code"] for warned in result.envelope.warnings] == ["HUMAN_DEFAULTED"]
-
-
-def test_off_a_terminal_and_without_a_default_it_times_out() -> None:
-    result = ask(None, timeout="300ms")
-
-    assert (result.envelope.code, result.rule) == ("TIMEOUT", "human-input/timeout")
 
 
 def test_an_operator_who_refuses_to_answer_fails_the_step() -> None:

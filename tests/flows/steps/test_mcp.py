@@ -241,12 +241,6 @@ def test_an_answer_that_is_too_long_is_refused_by_the_name_of_the_limit(
     assert tried.error["code"] == "TOOL_FAILED" and tried.result.rule == "mcp/tool_error"
 
 
-def test_a_bare_connect_timeout_is_in_seconds(ask: Trial) -> None:
-    tried = ask(server("never_initializes", connect_timeout=1))
-
-    assert_ended(tried, 1.0, "mcp/connect_timeout", "MCP connection timed out after 1 second")
-
-
 @pytest.mark.parametrize("name", ["never_lists", "pages_for_ever"])
 def test_a_list_of_tools_without_an_end_ends(ask: Trial, name: str) -> None:
     tried = ask(server(name, connect_timeout="3s", method="not there"))
@@ -344,21 +338,6 @@ def test_a_server_that_answered_and_left_a_daemon_loses_both(ask: Trial, marks: 
     assert tried.result.envelope.ok
     assert (marks / "daemon").exists()
     assert not marked(marks)
-
-
-def test_a_server_that_hangs_with_a_daemon_loses_both(ask: Trial, marks: Path) -> None:
-    tried = ask(server("daemon_that_hangs", str(marks)), timeout="2s")
-
-    assert tried.result.rule == "mcp/timeout"
-    assert not marked(marks)
-
-
-def test_a_deaf_server_that_answered_does_not_hold_the_step_up(ask: Trial, marks: Path) -> None:
-    tried = ask(server("deaf", str(marks), arguments={"a": 1}), grace="5s")
-
-    assert tried.result.envelope.ok
-    assert not marked(marks)
-    assert tried.elapsed_s < STARTED_MS / 1000
 
 
 def test_a_deaf_server_that_hangs_is_killed_after_its_grace(ask: Trial, marks: Path) -> None:
@@ -476,14 +455,6 @@ def polite_until_called(then: Callable[[socket.socket], None]) -> Callable[[sock
     return handle
 
 
-def drip(connection: socket.socket) -> None:
-    """An event stream that never gets to the end of its event."""
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {")
-    for _ in range(1000):
-        connection.sendall(b" ")
-        time.sleep(0.02)
-
-
 def at(url: str, method: str = "echo", **settings: Any) -> dict[str, Any]:
     return {"url": url, "method": method, "arguments": {}, **settings}
 
@@ -503,13 +474,6 @@ def test_a_call_over_http_that_hangs_ends_on_time(ask: Trial) -> None:
     assert_ended(tried, 1.0, "mcp/timeout", "MCP tool call timed out after 1 second")
     assert tried.meta["ending"] == "cancelled"
     assert tried.meta["side_effects"] == "unknown"
-
-
-def test_an_event_stream_that_drips_ends_on_time(ask: Trial) -> None:
-    with listener(polite_until_called(drip)) as url:
-        tried = ask(at(url), timeout="1s")
-
-    assert_ended(tried, 1.0, "mcp/timeout", "MCP tool call timed out after 1 second")
 
 
 def flood(connection: socket.socket) -> None:
