@@ -143,9 +143,9 @@ def make_programs(folder: Path) -> dict[str, str]:
     mine = {
         "shotclock": f'exec {python} -P -m shotclock "$@"',
         "shotclock-sh": f'exec {python} -P -c "from shotclock.main import run_shell; run_shell()" "$@"',
-        "mcp-client": f'exec {python} -P {shlex.quote(str(HERE / "mcp_client.py"))} "$@"',
+        "mcp-client": f'exec {python} -P {shlex.quote(str(HERE / "_mcp_client.py"))} "$@"',
         "notes-server": "if [ -e updated ]; then setsid sleep 600 </dev/null >/dev/null 2>&1 & fi\n"
-        f"exec {python} -P {shlex.quote(str(HERE / 'notes_server.py'))}",
+        f"exec {python} -P {shlex.quote(str(HERE / '_notes_server.py'))}",
         "my-agent": "echo 'agent: runs a command that hangs'\n"
         "\"$AGENT_SHELL\" -c 'touch running; sleep 600 & sleep 600'\necho 'agent: the command has ended'",
     }
