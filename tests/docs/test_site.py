@@ -119,13 +119,6 @@ def test_links_that_leave_the_documentation_lead_to_the_repository(built: dict[P
         assert (ROOT / urlsplit(link).path.partition("/blob/main/")[2]).exists(), link
 
 
-def test_the_copy_button_of_a_session_copies_its_commands_alone(built: dict[Path, Page]) -> None:
-    copied = next(text for text in built[site.SITE / "howto/reports.html"].copied if "build.yaml" in text)
-    assert copied.startswith("cat > build.yaml <<'EOF'\nsteps:\n  build: ") and "\nEOF\nshotclock run " in copied
-    assert built[site.SITE / "tutorial-workflow.html"].copied[0] == "shotclock check ci.yaml\nshotclock plan ci.yaml"
-    assert sum(len(page.copied) for page in built.values()) > 100
-
-
 def test_models_get_an_index_with_a_sentence_of_each_page(built: dict[Path, Page]) -> None:
     lines = [line for line in (site.SITE / "llms.txt").read_text("utf-8").splitlines() if line.startswith("- ")]
     assert len(lines) == len(site.pages()) - 1

@@ -28,12 +28,6 @@ from tests.temporal.conftest import Cluster, Program, Runs, wait_until
 WITHIN_S = 30
 
 
-def test_an_engine_that_is_not_there_is_said_so_soon(tmp_path: Path) -> None:
-    runs = Runs(tmp_path, "temporal://127.0.0.1:9")
-    code, envelope = runs.run("steps: {a: {type: command, exec: echo a}}")
-    assert code == 12 and envelope["error"]["code"] == "CONNECT_FAILED" and envelope["meta"]["side_effects"] == "none"
-
-
 # --- the codec --------------------------------------------------------------------------------------------
 
 

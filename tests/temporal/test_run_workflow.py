@@ -205,7 +205,7 @@ def test_a_late_hold_of_an_ended_step_is_forgotten(cluster: Cluster) -> None:
     assert play(cluster, script, step).ok
 
 
-@pytest.mark.parametrize("reply", [{"lost": {}, "is_unbegun": True}, {"lost": {}}, {"is_parked": True}])
+@pytest.mark.parametrize("reply", [{"lost": {}, "is_unbegun": True}, {"lost": {}}])
 def test_a_step_that_comes_back_to_a_stopped_run_is_not_started_again(cluster: Cluster, reply: JsonObject) -> None:
     starts: list[str] = []
 
@@ -223,7 +223,7 @@ def test_a_step_that_comes_back_to_a_stopped_run_is_not_started_again(cluster: C
 
     ended = play(cluster, script, step)
     assert (ended.code, starts) == ("CANCELLED", ["a"])
-    assert ended.meta["side_effects"] == ("none" if "is_unbegun" in reply or "is_parked" in reply else "unknown")
+    assert ended.meta["side_effects"] == ("none" if "is_unbegun" in reply else "unknown")
 
 
 def test_a_run_that_is_cancelled_while_its_outputs_are_rendered_has_an_envelope(cluster: Cluster) -> None:

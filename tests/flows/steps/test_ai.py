@@ -750,21 +750,6 @@ def test_a_workflow_is_a_tool_of_an_agent_with_its_inputs_as_arguments(
     assert told["parameters"]["properties"]["question"] == {"type": "string", "description": "the question"}
 
 
-def test_a_workflow_that_is_a_tool_winds_down_with_its_agent_and_its_outputs_reach_the_model(
-    run: Callable[..., Envelope], tmp_path: Path
-) -> None:
-    (tmp_path / "helper.yaml").write_text(NESTED)
-    with model_server(lambda body: Say(*results(body)) if results(body) else CallTool("helper")) as server:
-        envelope = run(f"""
-            tools: {{helper: {{workflow: helper.yaml}}}}
-            steps:
-              it: {ask(server, "tools: helper, ai_timeout: 2000, graceful_stop_deadline: 20000")}
-        """)
-    step = steps(envelope)["it"]
-    assert (step["status"], step["partial"]) == ("succeeded", True), step
-    assert "the first half" in step["output"]
-
-
 VISOR = """
 version: "1.0"
 imports: [./workflows/helper.yaml]
@@ -818,21 +803,6 @@ def test_a_file_of_visor_with_an_imported_helper_runs_as_it_is(
     step = steps(envelope)["agent"]
     assert step["status"] == "succeeded" and "it is four" in step["output"], step
     assert [body["model"] for body in server.requests] == ["some-model", "gpt-x", "some-model"]
-
-
-def test_at_the_soft_clock_a_model_that_has_said_nothing_is_asked_anew(run: Callable[..., Envelope]) -> None:
-    def model(body: dict[str, Any]) -> Any:
-        return Say("in short: yes") if "Answer now" in str(body["messages"][-1]["content"]) else Hang()
-
-    with model_server(model) as server:
-        envelope = run(f"""
-            steps:
-              it: {ask(server, "ai_timeout: 2000, max_iterations: 1")}
-        """)
-    step = steps(envelope)["it"]
-    assert (step["status"], step["output"], step.get("partial")) == ("succeeded", "in short: yes", True), step
-    assert step["duration_ms"] < 2_000 + LATE_S * 1000
-    assert len(server.requests) == 2
 
 
 def test_a_model_that_is_writing_at_the_soft_clock_is_cut_and_asked_for_a_summary_of_it(
@@ -899,25 +869,6 @@ def test_the_start_of_servers_and_of_the_models_process_is_in_the_answer_and_nam
     error = found["has_no_time"]["error"]
     assert error["code"] == "TIMEOUT" and "starting its servers and the model's process took 1." in error["message"]
     assert found["has_no_time"]["details"]["startup_ms"] >= 1_400, found["has_no_time"]
-
-
-def test_a_model_that_does_not_come_to_an_end_is_stopped_and_its_text_is_kept(run: Callable[..., Envelope]) -> None:
-    def model(body: dict[str, Any]) -> Any:
-        words = [f"word{number} " for number in range(400)]
-        return Say(*words, pause_s=0.1) if results(body) else CallTool("sleep")
-
-    with model_server(model) as server:
-        envelope = run(f"""
-            tools:
-              sleep: {{exec: sleep 60, timeout: 60000}}
-            steps:
-              it: {ask(server, "tools: sleep, ai_timeout: 2000", "grace: 300", timeout=6000)}
-        """)
-    step = steps(envelope)["it"]
-    assert step["error"]["code"] == "TIMEOUT", step
-    assert step["output"].startswith("word0 word1 ")
-    assert step["partial"] is True
-    assert step["duration_ms"] < 6_300 + LATE_S * 1000
 
 
 def test_a_run_that_is_stopped_keeps_the_text_and_leaves_nothing(run: Callable[..., Envelope], tmp_path: Path) -> None:
@@ -1069,11 +1020,6 @@ def test_a_prompt_file_that_is_too_large_is_refused_before_it_runs(tmp_path: Pat
     (found,) = findings(flow, tmp_path)
     assert "is larger than" in found.message
     assert found.suggestion is None
-
-
-def test_a_known_key_is_suggested_inside_the_block() -> None:
-    (found,) = findings("steps: {a: {type: ai, prompt: a, ai: {limits: {reqests: 1}}}}")
-    assert found.suggestion == "did you mean 'requests'?"
 
 
 def test_check_warns_of_a_missing_key_and_run_refuses_it_before_anything_runs(

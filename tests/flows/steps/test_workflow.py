@@ -112,13 +112,6 @@ def test_inputs_go_in_and_outputs_come_out(flows: Flows) -> None:
     assert step(envelope, "after")["output"] == "hello 2!"
 
 
-def test_without_outputs_those_of_its_steps_are_its_output(flows: Flows) -> None:
-    flows.write("outer.yaml", OUTER)
-    flows.write("inner.yaml", "steps: {a: {exec: echo 1}, b: {exec: echo two}}")
-
-    assert step(flows.run(), "inner")["output"] == {"a": "1", "b": "two"}
-
-
 def test_it_is_a_run_of_its_own_in_the_same_store(flows: Flows) -> None:
     flows.write("outer.yaml", OUTER)
     flows.write("inner.yaml", "steps: {a: {exec: echo 1}}")
@@ -253,17 +246,6 @@ def test_the_outer_runs_deadline_is_said_to_be_the_outer_runs(flows: Flows) -> N
     assert step(envelope, "inner")["error"]["context"]["clock"]["owner"] == "run outer"
 
 
-@pytest.mark.slow
-def test_the_inner_runs_own_timeout_is_its_own(flows: Flows) -> None:
-    flows.write("outer.yaml", OUTER)
-    flows.write("inner.yaml", "timeout: 1\nsteps: {hangs: {exec: sleep 30, grace: 100ms}}")
-
-    envelope = flows.run()
-
-    assert envelope.code == "STEPS_FAILED"
-    assert step(envelope, "inner")["error"]["context"]["clock"]["owner"] == "run inner"
-
-
 def adversary(name: str, marks: Path) -> str:
     return f"cd {ROOT} && exec {sys.executable} -m tests.calls.work {name} {marks}"
 
@@ -283,25 +265,6 @@ def test_stopping_the_outer_run_stops_everything_inside_and_writes_it_down(flows
         assert run is not None and run.envelope is not None, run_id
         assert run.envelope["error"]["code"] == "CANCELLED"
         assert run.envelope["error"]["message"] == "stopped by the run around it"
-
-
-@pytest.mark.slow
-def test_a_sibling_that_fails_fast_stops_the_inner_run(flows: Flows, marks: Path) -> None:
-    flows.write(
-        "outer.yaml",
-        f"""
-        fail_fast: true
-        steps:
-          inner: {{type: workflow, workflow: inner.yaml, grace: 100ms}}
-          bad: {{exec: "while ! test -e {marks}/ready; do sleep 0.02; done; exit 1", timeout: 30}}
-        """,
-    )
-    flows.write("inner.yaml", f"steps: {{hangs: {{exec: {adversary('sleeps', marks)!r}, grace: 100ms}}}}")
-
-    envelope = flows.run()
-
-    assert step(envelope, "inner")["status"] == "cancelled"
-    assert not marked(marks)
 
 
 def test_the_environment_of_the_step_is_seen_inside_and_secrets_only_where_asked_for(flows: Flows) -> None:
