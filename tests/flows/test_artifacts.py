@@ -48,7 +48,7 @@ def test_files_are_kept_however_the_step_ends(run: Callable[..., Envelope], stor
 steps:
   good: {exec: "mkdir -p good/sub; echo 1 > good/a; echo 2 > good/sub/b; echo 3 > good/c.log", artifacts: good}
   bad: {exec: "echo why > bad.log; exit 1", artifacts: ["bad.*"]}
-  late: {exec: "echo so far > late.log; sleep 60", timeout: 200ms, grace: 0, artifacts: late.log}
+  late: {exec: "echo so far > late.log; sleep 60", timeout: 1s, grace: 0, artifacts: late.log}
   later:
     exec: "mkdir -p deep/er; echo x > deep/er/x.xml; echo y > deep/y.xml; echo z > deep/z.txt"
     artifacts: [deep/**/*.xml]
@@ -146,21 +146,6 @@ steps:
     assert step(envelope, "strict")["error"]["code"] == "ARTIFACT_MISSING"
     assert step(envelope, "behind")["status"] == "skipped"
     assert step(envelope, "failed")["error"]["code"] == "COMMAND_FAILED" and notes(envelope, "failed") == {}
-
-
-def test_a_file_is_not_called_missing_where_it_was_not_looked_for(run: Callable[..., Envelope], store: Store) -> None:
-    (store.home / "artifacts").write_text("a file in the place of the folder")
-    envelope = run("steps: {a: {exec: echo x > there, artifacts: {path: there, if_missing: error}}}")
-    assert step(envelope, "a")["status"] == "succeeded"
-    assert list(notes(envelope, "a")) == ["ARTIFACTS_LEFT_OUT"]
-    assert "is not a directory" in notes(envelope, "a")["ARTIFACTS_LEFT_OUT"]["message"]
-
-
-def test_a_step_that_was_not_started_has_no_artifacts(run: Callable[..., Envelope], tmp_path: Path) -> None:
-    (tmp_path / "made").write_text("by an earlier run")
-    envelope = run("timeout: 5s\nsteps: {a: {exec: 'true', min_time: 10s, artifacts: made}}")
-    assert step(envelope, "a")["error"]["code"] == "NO_TIME_LEFT"
-    assert kept(envelope, "a") == {}
 
 
 def test_items_and_later_visits(run: Callable[..., Envelope], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from xml.etree import ElementTree as xml
 import pytest
 
 from shotclock.core.envelope import Envelope
+from shotclock.core.errors import Failure
 from shotclock.core.limits import NS_PER_MS, Deadline
 from shotclock.flows.check.plan import finally_reserve, plan_of
 from shotclock.flows.file.loader import Finding, load_text
@@ -16,6 +17,7 @@ from shotclock.flows.report.html_report import to_html
 from shotclock.flows.report.junit import to_junit
 from shotclock.flows.report.report import report_of, to_markdown
 from shotclock.flows.run.run_context import Deadlines
+from shotclock.flows.run.step_choice import StepChoice, cut_down
 from shotclock.store.store import Store
 from tests.flows.conftest import statuses, step
 from tests.rows import row
@@ -114,6 +116,17 @@ def test_only_finally_steps_may_use_the_status_of_the_run(linted: Lint) -> None:
     assert [found.rule for found in outside] == ["template/unknown-name"]
     wrong = linted(STEPS + "finally: {b: {exec: 'echo {{ run.failure.cod }}'}}")
     assert [found.suggestion for found in wrong] == ["did you mean 'code'?"]
+
+
+def test_a_choice_of_steps_keeps_finally_and_is_refused_where_that_needs_a_step_that_is_left_out() -> None:
+    text = """
+steps: {a: {exec: x, tags: t}, b: {exec: x}}
+finally: [{id: one, exec: 'echo {{ %s }}'}, {id: two, exec: 'echo {{ steps.a.status }}'}]
+"""
+    kept = cut_down(read(text % "run.status"), StepChoice(tags=("t",)))
+    assert (list(kept.steps), kept.finally_) == (["a", "one", "two"], ["one", "two"])
+    with pytest.raises(Failure, match="one of `finally` always runs, and uses b, which is left out"):
+        cut_down(read(text % "outputs.b"), StepChoice(tags=("t",)))
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------

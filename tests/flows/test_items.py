@@ -89,26 +89,10 @@ def test_an_item_whose_template_fails_fails_the_step_and_says_why(run: Run) -> N
     assert step(envelope, "a")["output"] == ["1", None]
 
 
-def test_no_more_items_at_a_time_than_steps(run: Run, tmp_path: Path) -> None:
-    body = "echo start >> log; sleep 0.1; echo end >> log"
-    assert run(f"max_parallelism: 1\nsteps: {{a: {{exec: '{body}', for_each: [1, 2, 3]}}}}").ok
-    assert (tmp_path / "log").read_text().split() == ["start", "end"] * 3
-
-
 def test_which_items_failed_is_said(run: Run) -> None:
     envelope = run("steps: {a: {exec: 'exit {{ item }}', for_each: [0, 3, 0, 4]}}")
     error = step(envelope, "a")["error"]
     assert error["message"].startswith("item 2 of 4 (3) and 1 more: ") and error["context"]["items_failed"] == [1, 3]
-
-
-def test_what_items_left_running_is_told_of_their_step(run: Run) -> None:
-    envelope = run("steps: {a: {exec: 'sleep 60 & echo {{ item }}', for_each: [1, 2]}}")
-    assert [note["code"] for note in step(envelope, "a")["warnings"]] == ["DESCENDANTS_STOPPED"] * 2
-
-
-def test_templates_among_the_items_are_rendered(run: Run) -> None:
-    envelope = run("steps: {a: {exec: 'echo {{ item.n }}', for_each: [{n: '{{ run.name }}'}, {n: 2}]}}")
-    assert step(envelope, "a")["output"] == ["flow", "2"]
 
 
 def most_at_once(log: str) -> int:
@@ -146,11 +130,6 @@ def test_with_one_place_parts_go_on_one_after_the_other_and_nobody_waits_for_eve
     envelope = run("max_parallelism: 1\nsteps: {a: {type: workflow, workflow: outer.yaml}, b: {exec: 'true'}}")
     assert envelope.ok, envelope.error
     assert most_at_once((tmp_path / "log").read_text()) == 1
-
-
-def test_a_single_step_with_items_uses_all_places(run: Run, tmp_path: Path) -> None:
-    envelope = run(f"max_parallelism: 3\nsteps: {{a: {{exec: '{WORK}', for_each: [1, 2, 3, 4, 5, 6]}}}}")
-    assert envelope.ok and most_at_once((tmp_path / "log").read_text()) == 3
 
 
 def test_the_run_of_an_item_never_has_the_name_of_the_run_of_another_step(

@@ -112,14 +112,6 @@ def test_after_its_end_every_line_of_every_try_is_there(shotclock: Logs, env: di
     assert shotclock("logs", "one", env=env).json()["error"]["code"] == "RUN_NOT_FOUND"
 
 
-def test_items_that_come_from_another_step_are_items_too(shotclock: Logs, env: dict[str, str], tmp_path: Path) -> None:
-    steps = "list: {exec: 'echo [1,2]', for_each: true}, each: {exec: 'true', depends_on: list}"
-    (tmp_path / "flow.yaml").write_text(f"steps: {{{steps}}}")
-    assert shotclock("run", tmp_path / "flow.yaml", "--run-id", "one", env=env).code == 0
-    assert shotclock("logs", "one", "each[0]", env=env).json()["data"]["none"] == "step each[0] has printed nothing"
-    assert "each has 2 items" in shotclock("logs", "one", "each[2]", env=env).json()["error"]["message"]
-
-
 def test_two_terminals_follow_a_run_and_lag_little_behind(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "clock.py").write_text("import time\nfor n in range(4): print(n, time.time()); time.sleep(0.4)\n")
     clock = f"{sys.executable} -u clock.py"

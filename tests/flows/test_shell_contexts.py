@@ -581,7 +581,7 @@ EVIL = [
 def test_in_no_random_script_is_a_value_run(shell: str, tmp_path: Path) -> None:
     choose = random.Random(shell)
     ran = 0
-    while ran < 150:
+    while ran < 60:
         script = "".join(choose.choices(FRAGMENTS, k=choose.randint(3, 14))) + "{m}"
         with contextlib.suppress(Unsafe):
             command, variables = with_references(script.replace("{m}", mark(0)), [choose.choice(EVIL)])

@@ -110,21 +110,11 @@ def test_bash_fails_with_its_first_line_that_fails_and_with_any_command_of_a_pip
     assert statuses(envelope) == dict.fromkeys(failed, "failed") | dict.fromkeys(succeeded, "succeeded")
 
 
-def test_a_shell_that_is_not_there_is_told(run: Run) -> None:
-    envelope = run("steps: {a: {exec: 'true', shell: /no/such/bash}}")
-    assert step(envelope, "a")["error"]["code"] == "COMMAND_NOT_FOUND"
-
-
 def test_what_is_no_shell_that_takes_values_as_data_is_refused() -> None:
     for shell in ["zsh", "python3", "[]", "''", "[bash, -c]", "[bash, -ec]", "'{{ inputs.x }}'"]:
         with row(shell):
             loaded = load_text(f"steps: {{a: {{exec: x, shell: {shell}}}}}".encode())
             assert [finding.field for finding in loaded.findings] == ["steps.a.shell"]
-
-
-def test_lines_are_counted_as_in_the_file(run: Run) -> None:
-    envelope = run('steps: {a: {exec: "true\\nnosuchprogram", stdin: x}}')
-    assert "2: nosuchprogram" in step(envelope, "a")["error"]["context"]["stderr"].replace("line ", "")
 
 
 def test_the_exit_code_of_a_command_decides_what_comes_next(run: Run, linted: Callable[[str], list[Any]]) -> None:

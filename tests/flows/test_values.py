@@ -72,15 +72,15 @@ def shell_says(shell: str, template: str, value: str, folder: Path) -> str:
 @pytest.mark.slow
 def test_a_value_reaches_the_shell_as_data_wherever_its_placeholder_stands(tmp_path: Path) -> None:
     for shell in SHELLS:
-        for place in PLACES:
+        for number, place in enumerate(PLACES):
             with row(shell, place):
-                for value in EVIL:
+                for value in EVIL[number % 4 :: 4]:
                     assert value in shell_says(shell, place, value, tmp_path), (place, value)
                 assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     value=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40),
     place=st.sampled_from(PLACES[:8]),

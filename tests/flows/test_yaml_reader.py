@@ -91,10 +91,6 @@ def test_a_value_is_what_yaml_1_2_says() -> None:
             assert (read, type(read)) == (meant, type(meant))
 
 
-def test_a_line_that_asks_for_yaml_1_1_changes_nothing() -> None:
-    assert value("%YAML 1.1\n---\na: yes\nb: 010\n") == {"a": "yes", "b": 10}
-
-
 def test_a_number_as_a_key_is_the_text_that_is_written() -> None:
     assert value("{1: a, 1.50: b, true: c, on: d, 0x1F: e}") == {
         "1": "a",
@@ -210,12 +206,6 @@ def test_every_flaw_is_told_at_once_and_the_rest_is_still_read() -> None:
     ]
     assert tree.value["f"] == 6
     assert tree.is_whole
-
-
-def test_flaws_before_the_end_of_a_broken_file_are_told_as_well() -> None:
-    tree = read_tree("a: 1\na: 2\nb: [\n")
-    assert [flaw.rule for flaw in tree.flaws] == ["file/duplicate-key", "file/syntax"]
-    assert not tree.is_whole
 
 
 def test_a_key_that_is_there_twice_is_told_without_its_values() -> None:

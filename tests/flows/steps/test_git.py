@@ -381,6 +381,15 @@ def test_a_clone_that_stops_in_the_middle_is_removed(
     assert [path.name for path in work.iterdir()] == ["beside"]
 
 
+@pytest.mark.slow
+def test_silence_is_noticed_by_the_idle_clock(check_out: Checkout, stubborn_ssh: dict[str, str], work: Path) -> None:
+    clocks = Clocks(timeout_ms=30_000, idle_ms=500, grace_ms=100)
+    tried = check_out("host:repo", clocks=clocks, env=stubborn_ssh)
+    assert (tried.error["code"], tried.result.rule) == ("STALLED", "git-checkout/stalled")
+    assert tried.elapsed_s < 15
+    assert list(work.iterdir()) == []
+
+
 def test_the_next_checkout_removes_the_folder_that_a_killed_one_left(
     check_out: Checkout, origin: Path, work: Path
 ) -> None:

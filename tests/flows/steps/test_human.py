@@ -158,6 +158,10 @@ def test_nothing_is_no_answer_unless_it_may_be(terminal: Terminal) -> None:
     assert ask(terminal, conduct).output == "fine"
 
 
+def test_an_empty_answer_is_one_where_it_is_allowed(terminal: Terminal) -> None:
+    assert ask(terminal, answering(terminal, "\n"), allow_empty=True).output == ""
+
+
 @pytest.mark.parametrize("end", [".\n", "\x04"])
 def test_several_lines_end_with_a_dot_or_the_end_of_input(terminal: Terminal, end: str) -> None:
     result = ask(terminal, answering(terminal, "one\n", "  two..\n", "\n", "three\n", end), multiline=True)

@@ -185,6 +185,12 @@ def test_a_server_that_never_answers_initialize_has_its_connect_timeout(ask: Tri
     assert clock["limit_ms"] == 700
 
 
+def test_a_bare_connect_timeout_is_in_seconds(ask: Trial) -> None:
+    tried = ask(server("never_initializes", connect_timeout=1))
+
+    assert_ended(tried, 1.0, "mcp/connect_timeout", "MCP connection timed out after 1 second")
+
+
 def test_the_steps_own_timeout_is_the_limit_where_it_is_shorter(ask: Trial) -> None:
     tried = ask(server("never_initializes"), timeout="600ms")
 

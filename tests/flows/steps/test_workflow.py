@@ -112,6 +112,13 @@ def test_inputs_go_in_and_outputs_come_out(flows: Flows) -> None:
     assert step(envelope, "after")["output"] == "hello 2!"
 
 
+def test_without_outputs_those_of_its_steps_are_its_output(flows: Flows) -> None:
+    flows.write("outer.yaml", OUTER)
+    flows.write("inner.yaml", "steps: {a: {exec: echo 1}, b: {exec: echo two}}")
+
+    assert step(flows.run(), "inner")["output"] == {"a": "1", "b": "two"}
+
+
 def test_it_is_a_run_of_its_own_in_the_same_store(flows: Flows) -> None:
     flows.write("outer.yaml", OUTER)
     flows.write("inner.yaml", "steps: {a: {exec: echo 1}}")
