@@ -34,6 +34,7 @@ import pytest
 from shotclock.flows.check.lint import lint
 from shotclock.flows.file.loader import load_text
 from shotclock.ui._browser import find_chromium
+from tests.warm import WarmStart
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -154,11 +155,15 @@ def run(argv: list[str], scratch: Path, *, terminal: bool = False) -> tuple[int,
         ours, theirs = pty.openpty()
     # GNU timeout ends a page whose test was killed: in a session of its own, nothing else would.
     bounded = ["timeout", "--foreground", "-k", "5", str(BLOCK_LIMIT_S + 10), *argv]
+    variables, start, words = environment(scratch), subprocess.Popen, bounded
+    if argv[0] == sys.executable:  # what shells start is cold; such a program has the locale of the tests
+        variables.pop("LC_ALL")
+        start, words = WarmStart, argv
     with open(output, "wb") as file:
-        process = subprocess.Popen(
-            bounded,
+        process = start(
+            words,
             cwd=scratch,
-            env=environment(scratch),
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=theirs if terminal else file,
             stderr=subprocess.STDOUT,
