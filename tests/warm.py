@@ -22,8 +22,8 @@ that were looked at while starting or importing, a folder whose files would hide
 environment in /proc; a test that looks at those, or at what is imported, must start it cold (`subprocess.Popen`).
 
 An import that only works where something else was imported before is no longer noticed by a test that starts warm.
-test_cold_starts.py starts a command of each surface cold; so do the sessions of tests/docs (howto/temporal.md for what is on
-Temporal), tests/supervise and the demo.
+test_cold_starts.py starts a command of each surface cold; so do the sessions of tests/docs (howto/temporal.md for what
+is on Temporal), tests/supervise and the demo.
 """
 
 import fcntl
