@@ -19,7 +19,7 @@ from shotclock.temporal._engine import TemporalEngine
 from shotclock.temporal.connection import read_address
 from shotclock.temporal.front_end import FrontEnd
 from tests.apps.web.serving import Served
-from tests.temporal.conftest import WITHIN_S, Cluster, Program, Runs, free_port, steps_of, wait_until
+from tests.temporal.conftest import POLL_S, WITHIN_S, Cluster, Program, Runs, free_port, steps_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -361,6 +361,7 @@ def test_a_decision_that_cannot_be_sent_is_reported_and_the_look_goes_on(
             front_end, inbox, operator = FrontEnd(read_address(cluster.url, {}), lambda: store), Inbox(store), LOCAL
             proposals: dict[str, str] = {}
             while len(proposals) < 2:
+                await asyncio.sleep(POLL_S)
                 await front_end.look()
                 listed = store.proposals.list(status=ProposalStatus.PENDING, limit=100)
                 keys = {str(found.key): found.id for each in listed if (found := store.proposals.get(each.id))}
@@ -377,6 +378,7 @@ def test_a_decision_that_cannot_be_sent_is_reported_and_the_look_goes_on(
             await engine.decide(run_ids[1], second, YES, operator)
             monkeypatch.setattr(front_end._engine, "send_decision", fail)
             while await front_end.has(second):
+                await asyncio.sleep(POLL_S)
                 await front_end.look()
                 assert front_end.problem == "cut off"
             with pytest.raises(Failure) as late:
