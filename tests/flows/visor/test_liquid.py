@@ -5,6 +5,7 @@ import pytest
 from shotclock.flows.file.templates import render_text
 from shotclock.flows.visor._expression import NameScope, Unsayable
 from shotclock.flows.visor._liquid import template
+from tests.rows import row
 
 SCOPE = {
     "outputs": {
@@ -91,13 +92,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("source", TABLE)
-def test_a_template_gives_the_text_of_liquid(source: str) -> None:
-    written = template(source, NAMES)
-    assert render_text(written, SCOPE)[0] == TABLE[source], written
+def test_a_template_gives_the_text_of_liquid() -> None:
+    for source, text in TABLE.items():
+        with row(source):
+            written = template(source, NAMES)
+            assert render_text(written, SCOPE)[0] == text, written
 
 
-@pytest.mark.parametrize("source", REFUSED)
-def test_what_cannot_be_said_is_refused(source: str) -> None:
-    with pytest.raises(Unsayable):
-        template(source, NAMES)
+def test_what_cannot_be_said_is_refused() -> None:
+    for source in REFUSED:
+        with row(source), pytest.raises(Unsayable):
+            template(source, NAMES)
