@@ -15,7 +15,7 @@ from shotclock import Audio, EmbeddedResource, File, Image, Message, ResourceLin
 from shotclock.apps._declared import DEFAULT_OPTIONS, RESERVED, Declared
 from shotclock.apps._manifest import build_manifest, option_flags
 from shotclock.apps._served import ServedOptions
-from shotclock.apps.app import BUILT_IN, App
+from shotclock.apps.app import BUILT_IN, App, CallOptions, call_request
 from shotclock.core.catalogue import CommandSpec, HandlerReference, Interruption
 from shotclock.core.value_types import as_dict
 from shotclock.worker.context import Context
@@ -95,10 +95,12 @@ def test_every_option_of_a_resource_and_a_prompt_and_every_kind_of_content_is_in
 
 
 def test_every_option_of_a_library_call_is_in_the_reference_with_its_default() -> None:
-    signature = inspect.signature(App.call_with).parameters
-    options = {name: parameter for name, parameter in signature.items() if parameter.kind is parameter.KEYWORD_ONLY}
-    table = named(section("Options of a call"))
-    assert {name: table[name] for name in table if not name.startswith("--")} == defaults(options)
+    written = {name: text for name, text in named(section("Options of a call")).items() if not name.startswith("--")}
+    assert written.keys() == CallOptions.__annotations__.keys()
+    request = call_request("a command", {})
+    assert request.confirmed is False and written.pop("confirm_destructive") == "`False`"
+    assert request.clocks.timeout_ms is request.budget_ms is request.idempotency_key is request.on_item is None
+    assert set(written.values()) == {"`None`"}
 
 
 def test_every_variable_of_the_manifest_is_in_the_reference() -> None:
