@@ -287,7 +287,7 @@ ADMITTING = {
 NOT_ANSWERING = ("calls/runtime.py", "commands/doctor.py", "temporal/_step_activity.py", "commands/timeout.py")
 ANSWERING = {
     **{path: why for path, why in ADMITTING.items() if path not in NOT_ANSWERING},
-    "flows/run/step_try.py": "a try of a step, which its provider carries out",
+    "flows/run/step_attempt.py": "a try of a step, which its provider carries out",
     "apps/server/_tool_calls.py": "the backstop, when the work of a call does not answer",
 }
 MAKING = {"calls/runtime.py": "`Answering`, which may have to store the answer before its span is recorded"}

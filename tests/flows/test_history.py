@@ -163,12 +163,12 @@ def test_of_several_tries_the_longest_counts_and_one_at_the_limit_before_all(sto
     ]
     for number, (each, expected) in enumerate(tries):
         file = tmp_path / str(number)
-        add_run(store, file, took(1_000, attempts=2, tries=each), number=number)
+        add_run(store, file, took(1_000, attempts=2, ended_attempts=each), number=number)
         assert read_history(store.runs, "flow", file).of_step("work", "command") == expected
     state = StepState("work", "command")
     for ms in range(1_000):
-        state.note_try(ms, Status.SUCCEEDED, "step work")
-    assert len(state.tries) == 50 and max(ms for ms, _ in state.tries) == 999
+        state.record_attempt(ms, Status.SUCCEEDED, "step work")
+    assert len(state.ended_attempts) == 50 and max(ms for ms, _ in state.ended_attempts) == 999
 
 
 def test_tries_that_were_cut_short_wound_down_or_resumed_do_not_count(store: Store, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ class StepInput(TypedDict):
     last: NotRequired[JsonObject]
     """In a run with `finally` steps: `reserve_ms`; for such a step also `by`, its deadline, and `run`, so far."""
     heartbeat_ms: int
-    sent_at: int  # The time of the request. A try that continues on another worker has used the time since then.
+    sent_at: int  # The time of the request. An attempt that continues on another worker has used the time since then.
     proposals: list[JsonObject]
     nested: dict[str, JsonObject]
     may_park: bool
@@ -96,7 +96,9 @@ class OrderInput(TypedDict):
 class StepReply(TypedDict, total=False):
     state: JsonObject
     is_cancelled: bool
-    lost: dict[str, int]  # The worker was shut down or cut off, and has stopped the step: its try, and when that began.
+    lost: dict[
+        str, int
+    ]  # The worker was shut down or cut off, and has stopped the step: its attempt, and when that began.
     is_unbegun: bool  # With `lost`: the worker has not begun the step, which is sent again.
     is_parked: bool  # The step waits for people or nested runs. The workflow waits for them, then sends the step again.
     proposals: list[JsonObject]

@@ -56,7 +56,7 @@ with workflow.unsafe.imports_passed_through():
         grace_ms,
         kept_for_clean_up_ms,
         may_run_again,
-        most_tries,
+        most_attempts,
         plan_of,
     )
     from ..flows.file.schema import WorkflowFile
@@ -406,9 +406,9 @@ class RunWorkflow:
         return False
 
     def _is_over_after_its_time(self, step: StepPart, state: StepState, used_ms: int) -> bool:
-        """End a try whose time was over before its worker was missed."""
-        state.cut_off -= 1  # it counts as a try of the file's `retry`
-        if state.attempts - state.cut_off < most_tries(self._workflow, step):
+        """End an attempt whose time was over before its worker was missed."""
+        state.attempts_cut_off -= 1  # it counts as an attempt of the file's `retry`
+        if state.attempts - state.attempts_cut_off < most_attempts(self._workflow, step):
             return False
         fired = Fired(ClockKind.TIMEOUT, f"step {state.id}", state.timeout_ms or 0, used_ms)
         message = "its worker was lost, and its time was over before another could take it"

@@ -43,10 +43,10 @@ from ..flows.run.run_context import Deadlines, ParallelSlots, PersonWait, RunCon
 from ..flows.run.run_news import describe_news, move_steps
 from ..flows.run.runs import name_nested_run, read_envelope, render_outputs
 from ..flows.run.state import JsonObject, OutputsView, StepState, StepsView, redaction_for
+from ..flows.run.step_attempt import trace_steps
 from ..flows.run.step_executor import StepExecutor
 from ..flows.run.step_log import OnStepOutput, RunLogs
 from ..flows.run.step_renderer import StepRenderer
-from ..flows.run.step_try import trace_steps
 from ..flows.steps.provider import ForeignProposal, Providers, RunServices
 from ..flows.steps.workflow import NestedRun
 from ..people.inbox import Inbox
@@ -315,7 +315,7 @@ class _StepWork:
     async def _execute(self) -> StepReply:
         step_input = self._input
         if not await self._is_still_ours() or self._is_cut_off:
-            return {"state": step_input["state"], "lost": self._describe_try(), "is_unbegun": True}
+            return {"state": step_input["state"], "lost": self._describe_attempt(), "is_unbegun": True}
         if self._is_ordered_off:
             return {"state": step_input["state"], "is_cancelled": True}
         workflow, name = WorkflowFile.model_validate(step_input["workflow"]), step_input["step"]
@@ -331,8 +331,8 @@ class _StepWork:
         ) as context:
             self._context = context
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
-            tries = [part.get("attempts", 0) for part in self.state.parts] or [self.state.attempts]
-            context.nested_runs.update({(name, number): count for number, count in enumerate(tries)})
+            attempts = [part.get("attempts", 0) for part in self.state.parts] or [self.state.attempts]
+            context.nested_runs.update({(name, number): count for number, count in enumerate(attempts)})
             control_of(context.call).on_change = partial(self._note_news, context)
             enter(context.call)
             execute = trace_steps(executor.execute, context.deadlines.of)
@@ -372,7 +372,7 @@ class _StepWork:
             working.result()
             return {"state": self.state.to_record()}
         if self._is_cut_off:
-            return {"state": self._input["state"], "lost": self._describe_try()}
+            return {"state": self._input["state"], "lost": self._describe_attempt()}
         if context.person_wait.parked.done() and not self._is_ordered_off:
             waiting = [each for each in context.person_wait.parked_on.values() if each.id not in self._wanted]
             proposals = pack_proposals(self._input["step"], waiting, self._services.store, self._clock.ahead_ms())
@@ -406,8 +406,8 @@ class _StepWork:
     def _note_news(self, context: RunContext, call: Call, news: OvertimeRequest | WindDown) -> None:
         if call.inside_of is context.call:
             self.state.overtime.append(context.redaction.value(describe_news(call, news)))
-            if isinstance(news, WindDown) and news.fired is None:  # not by a limit of this one try
-                context.wound_down.add(self._input["step"])
+            if isinstance(news, WindDown) and news.fired is None:  # not by a limit of this one attempt
+                context.winding_down.add(self._input["step"])
             if call.bound.owner == call.name:
                 self.state.timeout_ms = call.bound.limit_ms
 
@@ -529,13 +529,13 @@ class _StepWork:
     def _describe_beat(self) -> JsonObject:
         shown = [control_channel.describe_call(call) for call in self._own_calls()[:MOST_CALLS]]
         calls = shown if self._context is None else self._context.redaction.value(shown)
-        return {**self._describe_try(), "calls": calls, "printed": self._tails.describe()}
+        return {**self._describe_attempt(), "calls": calls, "printed": self._tails.describe()}
 
-    def _describe_try(self) -> dict[str, int]:
+    def _describe_attempt(self) -> dict[str, int]:
         state = self.state
         if state.attempts <= self._attempts_before:  # it has not begun
             return {"attempts": self._attempts_before + 1, "try_began_at": self._clock.now_ms() - self._used_before_ms}
-        began_at = self._clock.at_ms(state.try_began_ns)
+        began_at = self._clock.at_ms(state.attempt_began_ns)
         if state.attempts == self._attempts_before + 1:
             began_at -= self._used_before_ms
         return {"attempts": state.attempts, "try_began_at": began_at}

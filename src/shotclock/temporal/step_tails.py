@@ -1,4 +1,4 @@
-"""The ends of what the tries of a step print, on their way from its worker to `shotclock logs`.
+"""The ends of what the attempts of a step print, on their way from its worker to `shotclock logs`.
 
 A worker keeps no logs: the machine may be gone when they are wanted. The heartbeats of a step carry the end of its
 output, and the result of its activity keeps it. The records are those of a log (flows/run/step_log.py), without
@@ -46,7 +46,7 @@ class _Tail:
 
 
 class StepTails:
-    """The ends of the logs of one step's tries and items, for its worker."""
+    """The ends of the logs of one step's attempts and items, for its worker."""
 
     def __init__(self) -> None:
         self._tails: dict[tuple[str, int], _Tail] = {}  # the one that was written last is the last
@@ -97,7 +97,7 @@ class _ActivityReading:
             on_lines(KeptLog(prefix + step, number, ""), lines)
 
     def finish(self, prefix: str, step: str, printed: Mapping[str, Any], on_lines: OnLines) -> None:
-        """Name what was written by items and tries whose ends were never seen."""
+        """Name what was written by items and attempts whose ends were never seen."""
         self.take(prefix, printed, on_lines)
         if (missed := printed.get("written", self.read) - self.read) > 0:
             on_lines(KeptLog(prefix + step, 1, ""), [LogLine(1, "", left_out=missed)])

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from shotclock.core import errors
 from shotclock.core.envelope import Envelope
-from shotclock.flows.run.step_try import try_step
+from shotclock.flows.run.step_attempt import run_attempt
 from shotclock.people.auth import answering
 from tests.apps.app.conftest import Tool
 from tests.apps.server.client import ENDED_WITHIN_S, NO_ANSWER_S, connected, envelope_of, run, served, url_said_by
@@ -74,7 +74,7 @@ async def by_function_steps(calls: list[tuple[str, dict[str, Any]]]) -> list[dic
             for name, arguments in calls:
                 settings = {"target": f"{PROGRAM}:app", "command": name, "arguments": arguments}
                 call = StepCall("it", settings, Clocks.of("20s"), dict(os.environ), PROGRAM.parent)
-                said.append((await try_step(provider, call, runtime)).envelope.to_dict())
+                said.append((await run_attempt(provider, call, runtime)).envelope.to_dict())
         finally:
             await provider.close()
     return said

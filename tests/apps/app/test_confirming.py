@@ -9,7 +9,7 @@ import pytest
 
 from shotclock.calls.runtime import Runtime
 from shotclock.core.limits import Clocks
-from shotclock.flows.run.step_try import try_step
+from shotclock.flows.run.step_attempt import run_attempt
 from shotclock.flows.steps._function_calls import FunctionProvider
 from shotclock.flows.steps.provider import StepCall
 from tests.apps.app.conftest import PROGRAMS, fields_of
@@ -137,7 +137,7 @@ def test_a_function_step_confirms_in_its_arguments(precious: Path):
                     arguments = {"path": str(precious), **more}
                     settings = {"target": f"{PROGRAMS / 'cleaner.py'}:app", "command": "wipe", "arguments": arguments}
                     step = StepCall("it", settings, Clocks.of("20s"), dict(os.environ), PROGRAMS)
-                    said.append((await try_step(provider, step, runtime)).envelope.to_dict())
+                    said.append((await run_attempt(provider, step, runtime)).envelope.to_dict())
                     assert precious.exists() is not bool(more)
             finally:
                 await provider.close()

@@ -17,7 +17,7 @@ from shotclock.calls.preloaded_zygote import Program
 from shotclock.calls.runtime import Runtime
 from shotclock.core.limits import Clocks, Deadline
 from shotclock.core.trace import TraceContext
-from shotclock.flows.run.step_try import AnsweredTry, try_step
+from shotclock.flows.run.step_attempt import AnsweredAttempt, run_attempt
 from shotclock.flows.steps.provider import Provider, StepCall
 from shotclock.supervise.clock import monotonic_ns
 from shotclock.worker.context import Scope, current_scope
@@ -30,7 +30,7 @@ OVERSHOOT_S = 8.0
 class Tried:
     """One try of a step."""
 
-    result: AnsweredTry
+    result: AnsweredAttempt
     elapsed_s: float
 
     @property
@@ -78,7 +78,7 @@ def trial(
                 call = StepCall("it", settings, clocks or Clocks(timeout_ms=10_000), env or {}, folder)
                 before = asyncio.all_tasks()
                 began = time.perf_counter()
-                trying = asyncio.ensure_future(try_step(provider, call, runtime))
+                trying = asyncio.ensure_future(run_attempt(provider, call, runtime))
                 try:
                     done, _ = await asyncio.wait([trying], timeout=cancel_after_s or 60)
                     if not done:

@@ -17,7 +17,7 @@ from shotclock.core.envelope import Envelope
 from shotclock.core.limits import Clocks
 from shotclock.flows.file.loader import load_text
 from shotclock.flows.run.runs import RunCaller, RunRequest, start
-from shotclock.flows.run.step_try import AnsweredTry, try_step
+from shotclock.flows.run.step_attempt import AnsweredAttempt, run_attempt
 from shotclock.flows.steps import _function_calls as function_calls
 from shotclock.flows.steps._function_calls import FunctionProvider
 from shotclock.flows.steps.provider import StepCall
@@ -109,11 +109,11 @@ class Steps:
             async with Runtime(program=Program(), workers=1) as runtime:
                 provider = FunctionProvider()
 
-                async def call(command: str, target: str = "acme.py:app", **arguments: Any) -> AnsweredTry:
+                async def call(command: str, target: str = "acme.py:app", **arguments: Any) -> AnsweredAttempt:
                     clocks = arguments.pop("_clocks", Clocks.of("20s", grace="200ms"))
                     env = arguments.pop("_env", self.env)
                     settings = {"target": target, "command": command, "arguments": arguments}
-                    return await try_step(provider, StepCall("it", settings, clocks, env, self.folder), runtime)
+                    return await run_attempt(provider, StepCall("it", settings, clocks, env, self.folder), runtime)
 
                 try:
                     return await scenario(call)
@@ -122,7 +122,7 @@ class Steps:
 
         return asyncio.run(asyncio.wait_for(main(), RUN_LIMIT_S))
 
-    def once(self, command: str, **arguments: Any) -> AnsweredTry:
+    def once(self, command: str, **arguments: Any) -> AnsweredAttempt:
         return self(lambda call: call(command, **arguments))
 
 
@@ -142,7 +142,7 @@ def marks(tmp_path: Path) -> Path:
     return tmp_path / "marks"
 
 
-def error_of(result: AnsweredTry) -> dict[str, Any]:
+def error_of(result: AnsweredAttempt) -> dict[str, Any]:
     assert result.envelope.error is not None
     return result.envelope.error
 

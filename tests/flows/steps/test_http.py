@@ -222,7 +222,7 @@ from shotclock.calls.runtime import Runtime
 from shotclock.calls.preloaded_zygote import Program
 from shotclock.flows.steps._http import HttpProvider
 from shotclock.flows.steps.provider import StepCall
-from shotclock.flows.run.step_try import try_step
+from shotclock.flows.run.step_attempt import run_attempt
 
 async def work():
     async with Runtime(program=Program(), workers=1) as runtime:
@@ -231,7 +231,7 @@ async def work():
         began = time.perf_counter()
         settings = {"url": "http://a-name-nobody-answers-for.example:1/", "method": "POST"}
         call = StepCall("it", settings, Clocks(timeout_ms=3_000), {}, Path())
-        results = await asyncio.gather(*(try_step(provider, call, runtime) for _ in range(3)))
+        results = await asyncio.gather(*(run_attempt(provider, call, runtime) for _ in range(3)))
         elapsed = time.perf_counter() - began
         print(json.dumps([elapsed, [[r.envelope.error, r.envelope.meta, r.rule] for r in results]]), flush=True)
 

@@ -25,7 +25,7 @@ from shotclock.calls.runtime import Runtime
 from shotclock.core.limits import Clocks, Deadline
 from shotclock.core.proposal import Decision, Proposal, ProposalStatus
 from shotclock.core.trace import TraceContext
-from shotclock.flows.run.step_try import AnsweredTry, try_step
+from shotclock.flows.run.step_attempt import AnsweredAttempt, run_attempt
 from shotclock.flows.steps._human import HumanProvider
 from shotclock.flows.steps.provider import StepCall
 from shotclock.people.inbox import Inbox
@@ -87,10 +87,10 @@ def terminal() -> Iterator[Terminal]:
 
 def ask(
     terminal: Terminal | None, conduct: Any = None, *, timeout: str = "20s", run_ms: int | None = None, **settings: Any
-) -> AnsweredTry:
+) -> AnsweredAttempt:
     """One question, while `conduct` plays the person."""
 
-    async def main() -> AnsweredTry:
+    async def main() -> AnsweredAttempt:
         store = Store.open()
         stdin = terminal.ours if terminal is not None else os.open(os.devnull, os.O_RDONLY)
         inbox = Inbox(store)
@@ -101,7 +101,7 @@ def ask(
                     Scope(Deadline.after_ms(monotonic_ns(), run_ms), -1, "run test", TraceContext("f" * 32))
                 )
             call = StepCall("it", {"prompt": "Ship it?", **settings}, Clocks.of(timeout), {}, Path("/"), "run1/it.1")
-            asking = asyncio.ensure_future(try_step(provider, call, runtime))
+            asking = asyncio.ensure_future(run_attempt(provider, call, runtime))
             try:
                 if conduct is not None:
                     await (conduct() if terminal is not None else conduct(inbox))
@@ -249,13 +249,13 @@ def test_a_terminal_that_hangs_up_is_gone(terminal: Terminal) -> None:
 
 
 def test_two_questions_are_asked_one_after_the_other(terminal: Terminal) -> None:
-    async def main() -> tuple[AnsweredTry, AnsweredTry]:
+    async def main() -> tuple[AnsweredAttempt, AnsweredAttempt]:
         provider = HumanProvider(nobody, terminal.ours)
         async with Runtime(program=Program(), workers=1) as runtime:
 
-            def question(word: str, timeout: str) -> asyncio.Future[AnsweredTry]:
+            def question(word: str, timeout: str) -> asyncio.Future[AnsweredAttempt]:
                 call = StepCall(word, {"prompt": f"{word}?"}, Clocks.of(timeout), {}, Path("/"))
-                return asyncio.ensure_future(try_step(provider, call, runtime))
+                return asyncio.ensure_future(run_attempt(provider, call, runtime))
 
             first = question("first", "20s")
             await terminal.sees("first?")
@@ -273,13 +273,13 @@ def test_two_questions_are_asked_one_after_the_other(terminal: Terminal) -> None
 
 
 def test_a_cancelled_question_lets_the_next_one_be_asked(terminal: Terminal) -> None:
-    async def main() -> AnsweredTry:
+    async def main() -> AnsweredAttempt:
         provider = HumanProvider(nobody, terminal.ours)
         async with Runtime(program=Program(), workers=1) as runtime:
 
-            def question(word: str) -> asyncio.Future[AnsweredTry]:
+            def question(word: str) -> asyncio.Future[AnsweredAttempt]:
                 call = StepCall(word, {"prompt": f"{word}?"}, Clocks.of("20s"), {}, Path("/"))
-                return asyncio.ensure_future(try_step(provider, call, runtime))
+                return asyncio.ensure_future(run_attempt(provider, call, runtime))
 
             first = question("first")
             await terminal.sees("first?")

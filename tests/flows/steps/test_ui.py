@@ -15,7 +15,7 @@ from shotclock.calls.runtime import Runtime
 from shotclock.core.limits import Clocks
 from shotclock.flows.check.lint import lint
 from shotclock.flows.file.loader import load_text
-from shotclock.flows.run.step_try import try_step
+from shotclock.flows.run.step_attempt import run_attempt
 from shotclock.flows.steps.provider import STEP_TYPES, StepCall
 from tests.ui.conftest import execution
 from tests.ui.pages import Session, session_in
@@ -130,7 +130,7 @@ def test_a_step_that_is_cancelled_stops_its_execution(page: Session, tmp_path: P
             sleep = execution({"id": "s", "type": "sleep", "params": {"durationMs": 20000}})
             step = StepCall("it", {"execution": sleep, "device": "browser", "mode": "direct"}, Clocks(), {}, tmp_path)
             provider = STEP_TYPES["ui"].make_provider(None)  # type: ignore[arg-type]
-            working = asyncio.ensure_future(try_step(provider, step, runtime))
+            working = asyncio.ensure_future(run_attempt(provider, step, runtime))
             async with asyncio.timeout(20):
                 while (await asyncio.to_thread(page.status) or {}).get("holder") is None:
                     await asyncio.sleep(0.02)

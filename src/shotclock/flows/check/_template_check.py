@@ -280,7 +280,7 @@ _MEMBERS = {
 _OF_ENDED_RUN = ("status", "failure")
 _AROUND = frozenset(
     {"if", "for_each", "matrix", "transform", "fail_if"}
-)  # rendered before or after the tries of a step
+)  # rendered before or after the attempts of a step
 _NO_ITEMS = "only a step with `for_each`, or after one that says `for_each: true`, has items"
 _NO_MATRIX = "only a step with `matrix` has that"
 _BEFORE_ITEMS = "`if`, `for_each` and `transform` are about the whole step: there are no items yet"

@@ -492,12 +492,12 @@ def _check_step_budget(written: StepPart, step: PlannedStep, inside_ms: int, has
         hint = f"write at most {format_duration(inside_ms)}, or give the run more time"
         yield Finding("budget/longer-than-run", message, path, suggestion=hint)
     elif step.delays_ms > inside_ms:
-        message = f"waiting {format_duration(step.delays_ms)} between its tries takes too long: {has}"
+        message = f"waiting {format_duration(step.delays_ms)} between its attempts takes too long: {has}"
         hint = "try less often, or cap the pauses with `max_delay_ms`"
         yield Finding("budget/waits", message, ("steps", step.id, "on_fail"), suggestion=hint)
     elif step.attempts > 1 and step.worst_ms is not None and step.worst_ms > inside_ms:
         message = (
-            f"{step.attempts} tries of {format_duration(step.timeout_ms or 0)} and the pauses between them take "
+            f"{step.attempts} attempts of {format_duration(step.timeout_ms or 0)} and the pauses between them take "
             f"{format_duration(step.worst_ms)}: {has}"
         )
         yield Finding("budget/retries", message, ("steps", step.id, "on_fail"), is_error=step.is_written)

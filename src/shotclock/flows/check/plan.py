@@ -1,7 +1,7 @@
 """The plan of a workflow: the order of its steps, their limits after nesting, and the longest path.
 
-In the worst case every step uses all of its time and tries, and known items wait for slots. Not counted: the grace of
-stopped steps, the waits of several steps for slots, and items that are only known when the workflow runs.
+In the worst case every step uses all of its time and attempts, and known items wait for slots. Not counted: the grace
+of stopped steps, the waits of several steps for slots, and items that are only known when the workflow runs.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class PlannedStep:
     soft_ms: int | None = None
     wind_down_ms: int = DEFAULT_WIND_DOWN_MS
     overtime: OvertimePolicy | None = None
-    longest_ms: int | None = None  # the longest try, with overtime
+    longest_ms: int | None = None  # the longest attempt, with overtime
     is_finally: bool = False
     any_end: frozenset[str] = frozenset()  # the dependencies of which any end is enough
     rounds: int | None = 1  # of the items; None if they are not known yet
@@ -229,7 +229,7 @@ def written_timeout(step: StepPart) -> object:
 
 
 def step_timeout_ms(workflow: WorkflowFile, step: StepPart) -> int | None:
-    """Return the timeout of one try; 0 is none, None is that of the run."""
+    """Return the timeout of one attempt; 0 is none, None is that of the run."""
     kind, written = STEP_TYPES[step.type], written_timeout(step)
     if written is None and isinstance(step, ToolStep) and step.tool in workflow.tools:
         written = workflow.tools[step.tool].timeout
@@ -284,12 +284,12 @@ def kept_for_clean_up_ms(workflow: WorkflowFile, run_ms: int) -> int:
 
 
 def finally_needs_ms(workflow: WorkflowFile, name: str, run_ms: int) -> int:
-    """Return the time that is kept for one `finally` step: all of its tries, or a tenth of the run's if undeclared."""
+    """Return the time kept for one `finally` step: all of its attempts, or a tenth of the run's if undeclared."""
     step = workflow.steps[name]
     wants_ms = clean_up_wants_ms(step, step_timeout_ms(workflow, step))
-    retry, tries = retry_of(workflow, step), most_tries(workflow, step)
-    pauses_ms = 0 if retry is None else sum(retry.backoff.longest_ms(number) for number in range(1, tries))
-    return run_ms // UNDECLARED_SHARE if wants_ms is None else tries * wants_ms + pauses_ms
+    retry, attempts = retry_of(workflow, step), most_attempts(workflow, step)
+    pauses_ms = 0 if retry is None else sum(retry.backoff.longest_ms(number) for number in range(1, attempts))
+    return run_ms // UNDECLARED_SHARE if wants_ms is None else attempts * wants_ms + pauses_ms
 
 
 @value
@@ -342,7 +342,7 @@ def may_run_again(workflow: WorkflowFile, step: StepPart) -> bool:
     return step.idempotent or (retry is not None and (not retry.on or "INTERRUPTED" in retry.on))
 
 
-def most_tries(workflow: WorkflowFile, step: StepPart) -> int:
+def most_attempts(workflow: WorkflowFile, step: StepPart) -> int:
     retry = retry_of(workflow, step)
     return 1 if retry is None else 1 + retry.max
 
@@ -395,7 +395,7 @@ def plan_of(workflow: WorkflowFile, *, timeout_ms: int | None = None) -> Plan:
         step = workflow.steps[step_id]
         own_ms = step_timeout_ms(workflow, step)
         retry = retry_of(workflow, step)
-        attempts = most_tries(workflow, step)
+        attempts = most_attempts(workflow, step)
         delays = 0 if retry is None else sum(retry.backoff.longest_ms(number) for number in range(1, attempts))
         before = [planned[name] for name in needs(graph[step_id]) if name in planned]
         if step_id in last_steps and not before:

@@ -73,9 +73,9 @@ COMMANDS = {
             timeout_option(),
         ),
         run=_run_advise,
-        epilogue="A run counts for a step if one try took it and ended by itself. A try that its own timeout stopped "
-        "counts as at least that long (≥). Waiting for a person, several tries or items and steps that were stopped "
-        "from outside do not count. Fewer than 5 runs give no advice, and only 20 advise a shorter timeout.\n\n"
+        epilogue="A run counts for a step if one attempt took it and ended by itself. An attempt that its own timeout "
+        "stopped counts as at least that long (≥). Waiting for a person, several attempts or items and steps that were "
+        "stopped from outside do not count. Fewer than 5 runs give no advice, and only 20 advise a shorter timeout.\n\n"
         "Past runs are those in the store of this machine, of the same file and workflow name.",
     )
 }

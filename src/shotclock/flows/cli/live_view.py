@@ -21,7 +21,7 @@ from ...store.store import Store
 from ...supervise.clock import monotonic_ns, wall_time
 from ...terminal.drawing import brief
 from ...terminal.output import Screen
-from ..check.plan import Groups, ends_awaited, grace_ms, graph_of, is_per_item, most_tries, needs
+from ..check.plan import Groups, ends_awaited, grace_ms, graph_of, is_per_item, most_attempts, needs
 from ..file.schema import WorkflowFile
 from ..report.words import (
     COLOURS,
@@ -284,7 +284,7 @@ class View:
             line.append("asks a person  ", "yellow")
         if self._stopped_ns is not None and clock.began_ns <= self._stopped_ns:
             return _append_stopping(line, "stopping", step_grace_ms - (now_ns - self._stopped_ns) // 1_000_000)
-        if state.error is not None and clock.is_pausing(state) and most_tries(self._workflow, step) > 1:
+        if state.error is not None and clock.is_pausing(state) and most_attempts(self._workflow, step) > 1:
             why = one_line(why_failed(state.error))
             return line.append(f"attempt {state.attempts} failed, retries: {why}", "yellow")
         limits = []
@@ -318,7 +318,7 @@ class View:
             if item.status is not Status.RUNNING:
                 continue
             line = Text(f"    {item.id.removeprefix(state.id)} {item.label}  ", no_wrap=True, overflow="ellipsis")
-            spent_ms = (now_ns - item.try_began_ns) // 1_000_000 if item.try_began_ns else 0
+            spent_ms = (now_ns - item.attempt_began_ns) // 1_000_000 if item.attempt_began_ns else 0
             if item.waits_for:
                 line.append(wait_in_words(item.waits_for), "yellow")
             elif state.timeout_ms:

@@ -373,6 +373,7 @@ _COMMAND = Subcommand(
 
 
 def _main(words: list[str]) -> int:
+    words = [re.sub("^--try(?==|$)", "--attempt", word) for word in words]  # its former name
     return run_subcommand("shotclock", _COMMAND, [long for word in words for long in spell_out(word)])
 
 

@@ -1,7 +1,7 @@
 """The history of a workflow file: how long its steps took in past runs, and the advice about timeouts that follows.
 
-A duration counts if one try took it and ended by itself. A try that its own timeout stopped counts as at least that
-long. Tries that were stopped by anything else do not count, and neither does a step that waited for a person.
+A duration counts if one attempt took it and ended by itself. An attempt that its own timeout stopped counts as at least
+that long. Attempts that were stopped by anything else do not count, and neither does a step that waited for a person.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ROUND_MS = (100, 200, 300, 500, *(s * 1000 for s in _ROUND_S), *(int(h * 3_600_0
 @value
 class Figure:
     ms: int
-    is_at_least: bool = False  # the true value may be greater, because a timeout stopped some tries
+    is_at_least: bool = False  # the true value may be greater, because a timeout stopped some attempts
 
     def __str__(self) -> str:
         return f"{'≥' if self.is_at_least else ''}{brief(self.ms)}"
@@ -181,7 +181,7 @@ def _judge_step(past: PastStep) -> _Judged:
         return None, None
     if past.attempts == 1:
         return _FINISHED, past.duration_ms
-    # Of several tries or items the longest: the limit is that of each of them.
+    # Of several attempts or items the longest: the limit is that of each of them.
     longest = max((ms for ms, outcome in past.tries if outcome == _FINISHED), default=None)
     return (None, None) if longest is None else (_FINISHED, longest)
 

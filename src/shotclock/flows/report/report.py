@@ -72,7 +72,7 @@ class ReportedStep:
     waits_for: list[str] = field(default_factory=list)  # proposals that nobody has decided yet
     waited_ms: int = 0  # the part of `duration_ms` in which it waited for people
     printed: list[dict[str, Any]] = field(default_factory=list)
-    """The ends of both streams of each try: `step` (an item has its own name), `try`, `stdout` and `stderr`."""
+    """The ends of both streams of each attempt: `step` (an item has its own name), `try`, `stdout` and `stderr`."""
 
     @property
     def ended_ms(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The limit on the logs of one run: once it is reached, older tries keep only the end of their output."""
+"""The limit on the logs of one run: once it is reached, older attempts keep only the end of their output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from ...core.value_types import entity
 from ...dispatch.job_log import log_files, shrink_log
 
-TAIL = 2_000  # bytes that are kept of the output of an older try
+TAIL = 2_000  # bytes that are kept of the output of an older attempt
 SHRUNK_SHARE = 0.75  # of the limit: shrinking goes on until there, so that it is not done for each line
 VARIABLE = "SHOTCLOCK_KEEP_RUN_LOGS_SIZE"
 
@@ -43,7 +43,7 @@ class LogQuota:
         self._open.add(path)
 
     def close(self, path: str) -> None:
-        """Note the end of a try, whose log may now be shrunk."""
+        """Note the end of an attempt, whose log may now be shrunk."""
         self._open.discard(path)
         self._shrink_if_too_large()
 
@@ -53,7 +53,7 @@ class LogQuota:
         self._shrink_if_too_large()
 
     async def settle(self) -> None:
-        """Shrink what is too large when all tries have ended."""
+        """Shrink what is too large when all attempts have ended."""
         if self._shrinking is not None:
             await asyncio.wait([self._shrinking])  # it may have begun while some were open
         self._shrink_if_too_large()
@@ -79,7 +79,7 @@ class LogQuota:
                     size = os.stat(f"{log.path}.1").st_size
                     os.unlink(f"{log.path}.1")
                     self._size -= size
-        # Only what ended tries hold: the open ones are shrunk when they end.
+        # Only what ended attempts hold: the open ones are shrunk when they end.
         size = sum(log.size for log in ended)
         for log in ended:
             if size > self._limit:

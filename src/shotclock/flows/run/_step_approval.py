@@ -1,7 +1,7 @@
 """The approval of a step: an operator sees the step as it would run, and it runs only if exactly that is approved.
 
 Everything that the file decides is shown and hashed. A secret is shown as `***` and bound by a digest of its value.
-Program files are shown with their SHA-256, which is compared again before each try. Only files below the step's
+Program files are shown with their SHA-256, which is compared again before each attempt. Only files below the step's
 directory are bound; one that does not exist yet is bound as missing.
 
 The proposal has a key of the run and the step, so that a resumed run finds it again. It is used up when the step
@@ -56,8 +56,8 @@ from ..steps.provider import STEP_TYPES, Approval, StepPart, duration_ms
 from ..steps.workflow import WorkflowStep
 from .run_context import RunContext
 from .state import JsonObject
+from .step_attempt import AnsweredAttempt
 from .step_renderer import RenderedStep, StepFailed
-from .step_try import AnsweredTry
 
 
 class StepApproval:
@@ -72,8 +72,13 @@ class StepApproval:
         self._bound: Token[Mapping[str, str]] | None = None
 
     async def ask(
-        self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int, find_end: Callable[[], Deadline | None]
-    ) -> RenderedStep | AnsweredTry:
+        self,
+        step_id: str,
+        step: StepPart,
+        rendered: RenderedStep,
+        attempts: int,
+        find_end: Callable[[], Deadline | None],
+    ) -> RenderedStep | AnsweredAttempt:
         """Return the approved step, perhaps modified, or the end of a step that may not begin."""
         scope = current_scope.get()
         owner = "run" if scope is None else scope.name
@@ -86,16 +91,16 @@ class StepApproval:
         admission = begin()
         wait = RunWait(self._key, self._run.began_at, self._run.person_wait.waits, begin)
         try:
-            return await self._ask_and_use(step_id, step, rendered, tries, admission, wait)
+            return await self._ask_and_use(step_id, step, rendered, attempts, admission, wait)
         except Failure as failure:
-            return AnsweredTry(answer(admission, refusal_outcome(failure)), rule="approval/failed")
+            return AnsweredAttempt(answer(admission, refusal_outcome(failure)), rule="approval/failed")
 
     async def _ask_and_use(
-        self, step_id: str, step: StepPart, written: RenderedStep, tries: int, admission: Call, wait: RunWait
-    ) -> RenderedStep | AnsweredTry:
+        self, step_id: str, step: StepPart, written: RenderedStep, attempts: int, admission: Call, wait: RunWait
+    ) -> RenderedStep | AnsweredAttempt:
         # The step runs in the directory that was shown, even if a link leads elsewhere by then.
         rendered = await asyncio.to_thread(_with_real_paths, step, written)
-        ask = await self._make_request(step_id, step, rendered, tries)
+        ask = await self._make_request(step_id, step, rendered, attempts)
         used = None if self.used is None else await self._inbox.get(self.used)
         if used is not None and used.ask.action_hash == ask.action_hash:
             return self._bind(rendered, _changes(ask, used, rendered.settings))
@@ -108,17 +113,17 @@ class StepApproval:
             return self._bind(rendered, {})
         if not proposal.status.allows:
             rule = "pending" if waited.is_late else proposal.status
-            return AnsweredTry(answer(admission, waited.outcome()), rule=f"approval/{rule}")
+            return AnsweredAttempt(answer(admission, waited.outcome()), rule=f"approval/{rule}")
         changed = _changes(ask, proposal, rendered.settings)
         if (wrong := _find_wrong(step, changed)) is not None:
             problem = Problem("ARG_ERROR", f"the operator's change does not fit: {wrong}", "validation")
-            return AnsweredTry(answer(admission, Outcome(Ending.NOT_STARTED, problem)), rule="approval/modified")
+            return AnsweredAttempt(answer(admission, Outcome(Ending.NOT_STARTED, problem)), rule="approval/modified")
         now = await asyncio.to_thread(_with_real_paths, step, written)
-        if (await self._make_request(step_id, step, now, tries)).action_hash != ask.action_hash:
+        if (await self._make_request(step_id, step, now, attempts)).action_hash != ask.action_hash:
             raise action_changed(proposal.id, {"proposal_id": proposal.id})
         if not await self._inbox.use(proposal.id, ask.action_hash):
             problem = Problem("ALREADY_DECIDED", f"the approval {proposal.id} was used before")
-            return AnsweredTry(answer(admission, Outcome(Ending.NOT_STARTED, problem)), rule="approval/used")
+            return AnsweredAttempt(answer(admission, Outcome(Ending.NOT_STARTED, problem)), rule="approval/used")
         self.used = proposal.id
         return self._bind(rendered, changed)
 
@@ -134,7 +139,7 @@ class StepApproval:
             raise StepFailed("ACTION_CHANGED", message, "approval/failed")
 
     async def warn_of_changes(self) -> list[Warning_]:
-        """Compare again after a try: its programs are opened after the comparison before it."""
+        """Compare again after an attempt: its programs are opened after the comparison before it."""
         said = "changed while the step ran, which may have run other contents than the approved ones"
         return [warning("APPROVED_FILE_CHANGED", f"{path!r} {said}") for path in await self._find_changed()]
 
@@ -149,7 +154,9 @@ class StepApproval:
             code = None if error is None else str(error.get("code"))
             self._inbox.record_outcome(self.used, code, "" if error is None else str(error.get("message", "")))
 
-    async def _make_request(self, step_id: str, step: StepPart, rendered: RenderedStep, tries: int) -> ProposalRequest:
+    async def _make_request(
+        self, step_id: str, step: StepPart, rendered: RenderedStep, attempts: int
+    ) -> ProposalRequest:
         written = step.approval if isinstance(step.approval, Approval) else Approval()
         run_id = self._run.run_id
         of = f"{step_id} of {self._run.call.name.removeprefix('run ')}"
@@ -171,8 +178,8 @@ class StepApproval:
         surroundings: JsonObject = {**NOT_BOUND, "step type": step.type}
         for place, each in shown.items():
             surroundings[place] = await self._hide_secrets(each, place, hidden)
-        if tries > 1:
-            surroundings["tries"] = f"up to {tries}: one approval covers all of them"
+        if attempts > 1:
+            surroundings["tries"] = f"up to {attempts}: one approval covers all of them"
         if hidden:
             surroundings[HIDDEN_VALUES] = hidden
         return ProposalRequest(

@@ -31,7 +31,7 @@ from .artifacts import run_folder
 from .state import JsonObject, Reason, Status, StepState, is_same, read_record, unstarted_state, without_mark
 from .step_choice import depends_of, left_out, refuse_unknown
 
-# Keys of a step that have no part in the output of a try that succeeded.
+# Keys of a step that have no part in the output of an attempt that succeeded.
 LIMIT_KEYS = frozenset(
     {*WORK_CLOCKS, "min_time", "overtime", "connect_timeout"}
     | {"description", "tags", "idempotent", "continue_on_failure", "accept_skipped", "on_fail", "on_success", "runs_on"}

@@ -337,7 +337,7 @@ class RunContext:
     find_fired: Callable[[], Fired]  # the limit that stopped the run
     on_change: OnChange | None = None
     on_news: OnNews | None = None
-    wound_down: set[str] = field(default_factory=set)  # none of their items or tries begins any more
+    winding_down: set[str] = field(default_factory=set)  # steps told to wind down; start no further items or attempts
     nested_runs: dict[tuple[str, int], int] = field(default_factory=dict)
     logs: RunLogs | None = None
     record_item: RecordItem | None = None  # None if only whole steps are recorded

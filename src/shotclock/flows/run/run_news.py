@@ -64,8 +64,8 @@ class RunNews:
         described: JsonObject = run.redaction.value(describe_news(call, news))
         name = call.name.removeprefix("step ") if call is not run.call else ""
         state = self._scheduler.states.get(name)
-        if isinstance(news, WindDown) and news.fired is None:  # not by a limit of this one try
-            run.wound_down.add(name)
+        if isinstance(news, WindDown) and news.fired is None:  # not by a limit of this one attempt
+            run.winding_down.add(name)
         if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
             self._write(self._write_deadline)
             self._extend_proposals()

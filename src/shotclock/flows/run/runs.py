@@ -37,7 +37,7 @@ from ...supervise.clock import monotonic_ns, wall_ns, wall_time
 from ...supervise.kernel import is_alive, this_process
 from ...worker.context import Scope, current_scope
 from ..check.lint import identity, inner_workflow
-from ..check.plan import clean_up_steps, finally_reserve, kept_for_clean_up_ms, most_tries, on_demand, run_timeout_ms
+from ..check.plan import clean_up_steps, finally_reserve, kept_for_clean_up_ms, most_attempts, on_demand, run_timeout_ms
 from ..file.schema import WorkflowFile, check_inputs, failure_reaction, find_unset_variables
 from ..steps.provider import Aside, ForeignProposal, Providers, RunServices
 from ..steps.workflow import NestedRun
@@ -64,10 +64,10 @@ from .state import (
     redaction_for,
     restore_secrets,
 )
+from .step_attempt import record_skipped_span, trace_steps
 from .step_executor import StepExecutor
 from .step_log import OnStepOutput, RunLogs
 from .step_renderer import StepFailed, StepRenderer
-from .step_try import record_skipped_span, trace_steps
 
 # How long a record waits for a store that others keep busy: until the run's work has to end, and without a deadline so
 # long. A process that was stopped inside a transaction exhausts this.
@@ -206,7 +206,7 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
 async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
     """Run a file as a run inside another, or resume the one that a dead process left.
 
-    Its name is PARENT.STEP, with a number if a step begins several: the number of the item, and for later tries a
+    Its name is PARENT.STEP, with a number if a step begins several: the number of the item, and for later attempts a
     number behind those of all items. A resumed run so finds the run of each item again.
     """
     workflow = await asyncio.to_thread(inner_workflow, inner.file, outer.files, unattended=not os.isatty(0))
@@ -558,7 +558,7 @@ class _Run:
         if self._logs is not None and self.caller.outer is None:
             await self._logs.quota.settle()
         if self._logs is not None and self.caller.outer is None and (deleted := self._logs.quota.deleted):
-            lost = warning("NOT_WRITTEN_DOWN", f"the logs of the oldest {deleted} tries: {VARIABLE} was reached")
+            lost = warning("NOT_WRITTEN_DOWN", f"the logs of the oldest {deleted} attempts: {VARIABLE} was reached")
             outcome.warnings += (lost,)
         ends = ((state.status, state.reason) for state in states.values())
         command = "" if outcome.problem is None or self.caller.outer is not None else find_rerun_command(run_id, ends)
@@ -745,8 +745,8 @@ def _names_inside(workflow: WorkflowFile, step_id: str, state: StepState | None)
     if step.type != "ai":
         return [step_id] if step.type == "workflow" else []
     tools = [f"{step_id}.{name}" for name, tool in workflow.tools.items() if tool.workflow is not None]
-    tries = most_tries(workflow, step) + (0 if state is None else state.cut_off)
-    return tools + [f"{tool}.try{number}" for tool in tools for number in range(2, tries + 1)]
+    attempts = most_attempts(workflow, step) + (0 if state is None else state.attempts_cut_off)
+    return tools + [f"{tool}.try{number}" for tool in tools for number in range(2, attempts + 1)]
 
 
 def _clean_up_of(workflow: WorkflowFile, names: Iterable[str]) -> list[str]:

@@ -61,7 +61,7 @@ class Reason(StrEnum):
     NOT_CHOSEN = "not_chosen"  # left out by the caller
 
 
-TRIES_RECORDED = 50
+ATTEMPTS_RECORDED = 50
 
 
 @record
@@ -75,7 +75,7 @@ class StepState:
     duration_ms: int | None = None
     timeout_ms: int | None = None
     attempts: int = 0
-    cut_off: int = 0  # attempts whose process died, which are no tries of `retry`
+    attempts_cut_off: int = 0  # attempts whose process died, which `retry` does not count
     loops: int = 0
     output: Any = None
     error: StepError | None = None
@@ -98,18 +98,18 @@ class StepState:
     kept_items: int = 0  # the items that succeeded in an earlier run
     has_begun: bool = False  # it had begun when the run was parked or its process died, and begins again on resume
     overtime: list[JsonObject] = field(default_factory=list)
-    cut_off_ms: int = 0  # used by the cut-off try, if the next one has only the rest
+    cut_off_ms: int = 0  # used by the cut-off attempt, if the next one has only the rest
     artifacts: list[JsonObject] = field(default_factory=list)
     was_paused: bool = False
     """It waited for a person or began again on resume, so `duration_ms` is not the time of its work."""
     waits_for: list[str] = field(default_factory=list)  # the proposals that a running or parked step waits for
     waited_ms: int = 0  # the part of `duration_ms` in which it waited for people; of one with items, they have it
-    tries: list[list[Any]] = field(default_factory=list)
-    """The milliseconds and the outcome of each try: `finished`, `failed`, `other`, or `stopped` by its own limit, which
-    these milliseconds are. Of many, also of items, the longest."""
+    ended_attempts: list[list[Any]] = field(default_factory=list)
+    """The milliseconds and the outcome of each attempt: `finished`, `failed`, `other`, or `stopped` by its own limit,
+    which these milliseconds are. Of many, also of items, the longest."""
     # Not recorded: known only while the step runs, or until the scheduler of a resumed run has reacted to its end.
     is_newly_interrupted: bool = False
-    try_began_ns: int = 0
+    attempt_began_ns: int = 0
     wait_began_ns: int = 0
     items: list[StepState] = field(default_factory=list)
     label: str = ""  # of an item, for people
@@ -134,14 +134,14 @@ class StepState:
         )
         return SideEffects.NONE if is_untouched else SideEffects.UNKNOWN
 
-    def note_try(self, ms: int, verdict: Status, owner: str) -> None:
-        """Add the time of a try that has ended. `owner` is that of its own limits."""
+    def record_attempt(self, ms: int, verdict: Status, owner: str) -> None:
+        """Add the time of an attempt that has ended. `owner` is that of its own limits."""
         context = (self.error or {}).get("context")
         clock = context.get("clock") if isinstance(context, dict) else None
         outcome = "finished" if verdict is Status.SUCCEEDED else "failed" if verdict is Status.FAILED else "other"
         if isinstance(clock, dict) and (clock.get("kind"), clock.get("owner")) == ("timeout", owner):
             ms, outcome = clock["limit_ms"], "stopped"
-        self.tries = longest_tries([*self.tries, [ms, outcome]])
+        self.ended_attempts = longest_attempts([*self.ended_attempts, [ms, outcome]])
 
     def fresh(self) -> StepState:
         """Return the step as it was before it ran, with its loop counters."""
@@ -172,16 +172,18 @@ class StepState:
         later.proposal_id = self.proposal_id if STEP_TYPES[self.type].waits_when_approved else None
         later.parts = self.parts
         later.has_begun = later.was_paused = True
-        later.attempts, later.cut_off = self.attempts, self.cut_off
+        later.attempts, later.attempts_cut_off = self.attempts, self.attempts_cut_off
         return later
 
     def to_parked(self) -> StepState:
-        """Return the step without its last try, which only waited for a person and is made again on resume."""
+        """Return the step without its last attempt, which only waited for a person and is made again on resume."""
         later = self.put_off()
         later.waits_for = self.waits_for
         made = [part.get("attempts", 0) for part in self.parts] or [self.attempts - 1]
         later.attempts = max(0, sum(made))
-        if later.attempts or self.type == "workflow":  # earlier tries, or steps of the nested run, may have had effects
+        if (
+            later.attempts or self.type == "workflow"
+        ):  # earlier attempts, or steps of the nested run, may have had effects
             later.side_effects = SideEffects.UNKNOWN
         return later
 
@@ -193,8 +195,8 @@ class StepState:
             later = self.put_off()
             if not can_repeat:
                 later.proposal_id = None
-            if not can_repeat and not only_waited:  # the try that was running was not counted
-                later.attempts, later.cut_off = later.attempts + 1, later.cut_off + 1
+            if not can_repeat and not only_waited:  # the attempt that was running was not counted
+                later.attempts, later.attempts_cut_off = later.attempts + 1, later.attempts_cut_off + 1
             return later
         self.status, self.is_newly_interrupted, self.waits_for = Status.INTERRUPTED, True, []
         self.attempts += 1
@@ -223,29 +225,50 @@ class StepState:
 
     def to_record(self) -> JsonObject:
         """Return the record: only the fields that differ from a fresh step, to keep the store small."""
-        values = zip(_FIELDS, _read_fields(self), strict=True)
+        values = zip(_KEYS, _read_fields(self), strict=True)
         return {name: value for name, value in values if value or name in _ALWAYS_RECORDED}
 
     def to_record_so_far(self) -> JsonObject:
-        """Return the record without a running try: one whose process dies is counted when the run is resumed."""
-        is_trying = self.status is Status.RUNNING and self.try_began_ns > 0
-        return {**self.to_record(), "attempts": self.attempts - 1} if is_trying else self.to_record()
+        """Return the record without a running attempt: one whose process dies is counted when the run is resumed."""
+        is_attempting = self.status is Status.RUNNING and self.attempt_began_ns > 0
+        return {**self.to_record(), "attempts": self.attempts - 1} if is_attempting else self.to_record()
 
     @classmethod
     def from_record(cls, record: JsonObject) -> StepState:
         """Read a record. Raise ValueError or KeyError if another version wrote it."""
         reason = record.get("reason")
-        fields = {name: value for name, value in record.items() if name in _FIELDS}
+        names = dict(zip(_KEYS, _FIELDS, strict=True))
+        fields = {names[key]: value for key, value in record.items() if key in names}
         fields |= {"status": Status(record["status"]), "reason": None if reason is None else Reason(reason)}
         if fields.get("side_effects") is not None:
             fields["side_effects"] = SideEffects(fields["side_effects"])
         return cls(**fields)
 
 
-_UNRECORDED = ("is_newly_interrupted", "try_began_ns", "wait_began_ns", "items", "label", "used_ms", "earlier_effects")
+_UNRECORDED = (
+    "is_newly_interrupted",
+    "attempt_began_ns",
+    "wait_began_ns",
+    "items",
+    "label",
+    "used_ms",
+    "earlier_effects",
+)
 _FIELDS = tuple(name for name in fields_of(StepState) if name not in _UNRECORDED)
-_UNSHOWN = {"id", "continues", "visit", "calls", "is_called", "is_cut_short", "proposal_id", "parts", "cut_off"}
-_UNSHOWN |= {"is_finally", "has_begun", "cut_off_ms", "was_paused", "tries"}
+# The keys of records, in stores and histories; two are older than the names of their fields.
+_KEYS = tuple({"ended_attempts": "tries", "attempts_cut_off": "cut_off"}.get(name, name) for name in _FIELDS)
+_UNSHOWN = {
+    "id",
+    "continues",
+    "visit",
+    "calls",
+    "is_called",
+    "is_cut_short",
+    "proposal_id",
+    "parts",
+    "attempts_cut_off",
+}
+_UNSHOWN |= {"is_finally", "has_begun", "cut_off_ms", "was_paused", "ended_attempts"}
 _SHOWN = tuple(name for name in _FIELDS if name not in _UNSHOWN)
 _read_fields, _read_shown = attrgetter(*_FIELDS), attrgetter(*_SHOWN)
 _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
@@ -253,10 +276,10 @@ _ALWAYS_SHOWN = {"status", "duration_ms", "attempts", "output", "error"}
 _ALWAYS_RECORDED = {"started_ms", "duration_ms", "timeout_ms", "output", "exit_code"}
 
 
-def longest_tries(tries: list[list[Any]]) -> list[list[Any]]:
-    if len(tries) <= TRIES_RECORDED:
-        return tries
-    return sorted(tries, key=lambda each: (each[1] == "stopped", each[0]), reverse=True)[:TRIES_RECORDED]
+def longest_attempts(attempts: list[list[Any]]) -> list[list[Any]]:
+    if len(attempts) <= ATTEMPTS_RECORDED:
+        return attempts
+    return sorted(attempts, key=lambda each: (each[1] == "stopped", each[0]), reverse=True)[:ATTEMPTS_RECORDED]
 
 
 def lists_of(states: Mapping[str, StepState]) -> dict[str, list[str]]:

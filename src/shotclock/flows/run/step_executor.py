@@ -1,4 +1,4 @@
-"""The executor of steps: condition, items, approval, tries and output."""
+"""The executor of steps: condition, items, approval, attempts and output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..check.plan import (
     groups_of,
     is_output_used,
     items_come_from,
-    most_tries,
+    most_attempts,
     overtime_of,
     retry_of,
     step_clock_ms,
@@ -54,11 +54,11 @@ from .state import (
     TemplateScope,
     effects_of,
     explain_limit,
-    longest_tries,
+    longest_attempts,
 )
-from .step_log import PRINTING, TryLog
+from .step_attempt import AnsweredAttempt, change_scope, run_attempt, scope_of_run
+from .step_log import PRINTING, AttemptLog
 from .step_renderer import LEAST_TEMPLATE_MS, TEMPLATE_MS, RenderedStep, StepFailed, StepRenderer
-from .step_try import AnsweredTry, change_scope, scope_of_run, try_step
 
 ITEMS_AT_ONCE = 8
 MOST_ITEMS = 10_000
@@ -109,7 +109,7 @@ class StepExecutor:
             steps_at_work.reset(token)
 
     async def _execute(self, name: str, step: StepPart, state: StepState, scope: TemplateScope) -> None:
-        self._run.wound_down.discard(name)  # it may run again
+        self._run.winding_down.discard(name)  # it may run again
         try:
             visible = await self.renderer.with_variables(step, step.if_, scope)
             if step.if_ is not None and not await self.renderer.evaluate(step.if_, visible):
@@ -119,7 +119,7 @@ class StepExecutor:
             work = _Work(name, step, state, scope)
             # Final only when nothing can change it any more, because others read it meanwhile.
             if items is None:
-                verdict = await self.approve_and_try(work)
+                verdict = await self.approve_and_attempt(work)
             else:
                 verdict = await _Items(self, self._run, work, items, source).carry_out()
             if verdict is Status.SUCCEEDED:
@@ -154,7 +154,7 @@ class StepExecutor:
             state.error = {**state.error, "message": message, "context": context}
 
     def is_wound_down(self, name: str) -> bool:
-        return self._run.call.winding_down is not None or name in self._run.wound_down
+        return self._run.call.winding_down is not None or name in self._run.winding_down
 
     async def _find_items(self, step: StepPart, scope: TemplateScope) -> tuple[list[Any] | None, str | None]:
         """Return the items of a step, and the step that they come from."""
@@ -184,20 +184,20 @@ class StepExecutor:
                 return first
         return None
 
-    async def approve_and_try(self, work: _Work) -> Status:
+    async def approve_and_attempt(self, work: _Work) -> Status:
         step, state = work.step, work.state
         if not step.approval:
-            return await self._try_repeatedly(work)
+            return await self._attempt_repeatedly(work)
         approval = StepApproval(self._run, state.key_in(self._run.run_id), used=state.proposal_id)
         rendered = await self.renderer.render_step(step, self._with_deadline(work))
-        tries, find_end = most_tries(self._workflow, step), partial(self._run.deadlines.of, work.name)
-        approved = await approval.ask(state.id, step, rendered, tries, find_end)
-        if isinstance(approved, AnsweredTry):
-            return self._record_try(step, state, approved)
+        attempts, find_end = most_attempts(self._workflow, step), partial(self._run.deadlines.of, work.name)
+        approved = await approval.ask(state.id, step, rendered, attempts, find_end)
+        if isinstance(approved, AnsweredAttempt):
+            return self._record_attempt(step, state, approved)
         state.proposal_id, work.approved, work.approval = approval.used, approved, approval
         error: StepError | None = {"code": "CANCELLED"}
         try:
-            verdict = await self._try_repeatedly(work)
+            verdict = await self._attempt_repeatedly(work)
             error = (state.error or {}) if verdict.is_bad else None
         except StepFailed as failed:
             error = failed.error
@@ -210,18 +210,18 @@ class StepExecutor:
             approval.record(error)
         return verdict
 
-    async def _try_repeatedly(self, work: _Work) -> Status:
+    async def _attempt_repeatedly(self, work: _Work) -> Status:
         step, state, retry = work.step, work.state, retry_of(self._workflow, work.step)
-        most, deadline = most_tries(self._workflow, step), self._run.deadlines.of(work.name)
+        most, deadline = most_attempts(self._workflow, step), self._run.deadlines.of(work.name)
         while True:
             state.attempts += 1
-            state.side_effects = None  # of the try before
-            began_ns = state.try_began_ns = monotonic_ns()
+            state.side_effects = None  # of the attempt before
+            began_ns = state.attempt_began_ns = monotonic_ns()
             try:
-                result = await self._try(work)
+                result = await self._attempt(work)
             except StepFailed:  # the step could not be rendered, so it was not tried
                 state.attempts -= 1
-                if state.attempts > state.cut_off:
+                if state.attempts > state.attempts_cut_off:
                     state.side_effects = state.earlier_effects
                 raise
             verdict = await self._record_aside(step, state, result)
@@ -229,18 +229,18 @@ class StepExecutor:
             if verdict is Status.SUCCEEDED and await self._fail_if_holds(step, state, work.scope):
                 verdict = Status.FAILED
                 state.error = _error("FAIL_IF", f"fail_if holds: {step.fail_if}", "step/fail_if")
-            state.note_try(state.used_ms, verdict, f"step {work.name}")
-            tries = state.attempts - state.cut_off
-            if not verdict.is_bad or tries >= most or retry is None:
+            state.record_attempt(state.used_ms, verdict, f"step {work.name}")
+            attempts = state.attempts - state.attempts_cut_off
+            if not verdict.is_bad or attempts >= most or retry is None:
                 return verdict
             if retry.on and state.exit_code not in retry.on and (state.error or {})["code"] not in retry.on:
                 return verdict
             if not self._run.deadlines.may_start(work.name) or self.is_wound_down(work.name):
                 return verdict
             error: Mapping[str, Any] = result.envelope.error or {}
-            pause_ms = retry.backoff.pause_ms(tries, int(error.get("retry_after_ms") or 0))
+            pause_ms = retry.backoff.pause_ms(attempts, int(error.get("retry_after_ms") or 0))
             if deadline is not None and deadline.remaining_ms(monotonic_ns()) <= pause_ms:
-                return verdict  # the next try would have no time left
+                return verdict  # the next attempt would have no time left
             state.earlier_effects = state.effects
             await asyncio.sleep(pause_ms / 1000)
 
@@ -257,17 +257,17 @@ class StepExecutor:
             return None
         return max(LEAST_TEMPLATE_MS, timeout_ms - state.used_ms)
 
-    async def _record_aside(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
-        """Record a try, in a thread if reading its output would delay other steps."""
+    async def _record_aside(self, step: StepPart, state: StepState, result: AnsweredAttempt) -> Status:
+        """Record an attempt, in a thread if reading its output would delay other steps."""
         if not isinstance(result.output, str) or len(result.output) <= LARGE_OUTPUT:
-            return self._record_try(step, state, result)
-        recording = asyncio.ensure_future(asyncio.to_thread(self._record_try, step, state, result))
+            return self._record_attempt(step, state, result)
+        recording = asyncio.ensure_future(asyncio.to_thread(self._record_attempt, step, state, result))
         try:
             return await asyncio.shield(recording)
         finally:
             await asyncio.wait([recording])  # bounded by the size of the output
 
-    def _record_try(self, step: StepPart, state: StepState, result: AnsweredTry) -> Status:
+    def _record_attempt(self, step: StepPart, state: StepState, result: AnsweredAttempt) -> Status:
         envelope, data = result.envelope, result.envelope.data
         trouble: str | None = None
         kept: tuple[str, ...] = ()
@@ -308,7 +308,7 @@ class StepExecutor:
         if envelope.error is None and trouble is None:
             return Status.SUCCEEDED
         error = dict(envelope.error or _error("OUTPUT_INVALID", str(trouble), "step/output"))
-        if effects is SideEffects.NONE is not state.side_effects:  # an earlier try may have had effects
+        if effects is SideEffects.NONE is not state.side_effects:  # an earlier attempt may have had effects
             error["retryable"] = False
         context = dict(error["context"]) if isinstance(error.get("context"), dict) else {}
         if result.rule is not None:
@@ -341,7 +341,7 @@ class StepExecutor:
             return f"it is more than {limit[0]} characters of JSON, {limit[1]}"
         return None
 
-    async def _try(self, work: _Work) -> AnsweredTry:
+    async def _attempt(self, work: _Work) -> AnsweredAttempt:
         run, step, state = self._run, work.step, work.state
         rendered = work.approved or await self.renderer.render_step(step, self._with_deadline(work))
         folders = self.folders_of(work.name) if step.artifacts else {}
@@ -370,14 +370,14 @@ class StepExecutor:
         outer = scope_of_run()
         # The deadline of the run, which may have been extended since the step began.
         token = current_scope.set(change_scope(outer, run.deadlines.of(work.name), outer.span, outer.call))
-        kept: list[AnsweredTry] = []
+        kept: list[AnsweredAttempt] = []
         try:
             with left:
                 if work.approval is not None:
                     await work.approval.compare_programs()
                 may_start = run.deadlines.may_start(work.name)  # the run's timeout may have stopped another item
                 provider = run.providers[step.type]
-                answered = await try_step(
+                answered = await run_attempt(
                     provider,
                     call,
                     run.runtime,
@@ -397,15 +397,15 @@ class StepExecutor:
         except asyncio.CancelledError:
             state.ending, state.error = Ending.CANCELLED.value, None
             for partial in kept:
-                self._record_try(step, state, partial)
+                self._record_attempt(step, state, partial)
             raise
         finally:
             current_scope.reset(token)
             if log is not None:
                 log.close()
 
-    def open_log(self, step: StepPart, name: str, number: int) -> TryLog | None:
-        """Return the log of a try, if its type prints."""
+    def open_log(self, step: StepPart, name: str, number: int) -> AttemptLog | None:
+        """Return the log of an attempt, if its type prints."""
         logs = self._run.logs
         return logs.open(name, number) if logs is not None and step.type in PRINTING else None
 
@@ -415,7 +415,7 @@ class StepExecutor:
         rendered: RenderedStep,
         clocks: Clocks,
         item: tuple[int, int],
-        log: TryLog | None = None,
+        log: AttemptLog | None = None,
         **more: Any,
     ) -> StepCall:
         run, (settings, values, own_env, folder) = self._run, rendered
@@ -455,7 +455,7 @@ class StepExecutor:
         return decision
 
     def _with_deadline(self, work: _Work) -> JsonObject:
-        """Return the scope of a try with `deadline.remaining`, if known."""
+        """Return the scope of an attempt with `deadline.remaining`, if known."""
         timeout_ms = step_timeout_ms(self._workflow, work.step)
         deadline = self._run.deadlines.of(work.name)
         left_ms = None if deadline is None else deadline.remaining_ms(monotonic_ns())
@@ -515,8 +515,8 @@ class _Items:
             stopped = next((part for part in parts if part.ending and not part.status.is_final), None)
             with contextlib.suppress(ValueError):
                 state.output = self._executor.check_size([part.output for part in parts])
-            state.attempts = state.cut_off + sum(part.attempts for part in parts)
-            state.tries = longest_tries([each for part in parts for each in part.tries])
+            state.attempts = state.attempts_cut_off + sum(part.attempts for part in parts)
+            state.ended_attempts = longest_attempts([each for part in parts for each in part.ended_attempts])
             if stopped is not None:
                 state.error, state.ending = stopped.error, stopped.ending
             if person_wait.parked.done():
@@ -556,7 +556,7 @@ class _Items:
                     part.status = Status.RUNNING
                     await self._write(number)
                     one = _Work(work.name, work.step, part, scope, (number, len(self._items)))
-                    part.status = await self._executor.approve_and_try(one)
+                    part.status = await self._executor.approve_and_attempt(one)
                 except StepFailed as failed:
                     self._executor.note_failure(part, failed)
                 except Failure as failure:
@@ -576,8 +576,8 @@ class _Items:
 
     def _judge(self) -> Status:
         parts, state = self._parts, self._work.state
-        state.attempts = state.cut_off + sum(part.attempts for part in parts)
-        state.tries = longest_tries([each for part in parts for each in part.tries])
+        state.attempts = state.attempts_cut_off + sum(part.attempts for part in parts)
+        state.ended_attempts = longest_attempts([each for part in parts for each in part.ended_attempts])
         notes = [note for part in parts for note in part.warnings if note["code"] != "DEADLINE_INHERITED"]
         state.warnings = notes[:MOST_WARNINGS]
         state.side_effects = effects_of(parts)
@@ -611,7 +611,7 @@ class _Items:
         if not skipped:
             return Status.SUCCEEDED
         state.cancel()
-        what = "step" if self._work.name in self._run.wound_down else "run"
+        what = "step" if self._work.name in self._run.winding_down else "run"
         message = f"{len(skipped)} of {len(self._parts)} items were not started: the {what} winds down"
         state.error = {**(state.error or {}), "message": message, "context": {"items_skipped": skipped[:MOST_WARNINGS]}}
         state.ending = Ending.CANCELLED.value
@@ -619,11 +619,11 @@ class _Items:
 
 
 class _FileTools:
-    """The tools of the file, for one try."""
+    """The tools of the file, for one attempt."""
 
     def __init__(self, executor: StepExecutor, run: RunContext, work: _Work) -> None:
         self._executor, self._run, self._work = executor, run, work
-        self._approved_files = approved_files.get()  # another task than the try makes the calls
+        self._approved_files = approved_files.get()  # another task than the attempt makes the calls
 
     async def describe(self, name: str) -> FileTool:
         tool = self._run.workflow.tools[name]
@@ -650,7 +650,7 @@ class _FileTools:
                 rendered = await executor.renderer.render_step(step, work.scope)
                 settings = {**rendered.settings, "inputs": dict(arguments)}
                 rendered = rendered._replace(settings=settings, folder=run.folder)
-                # Each try has its own name: a nested run of an agent is never resumed.
+                # Each attempt has its own name: a nested run of an agent is never resumed.
                 step_id = f"{work.name}.{name}" + (f".try{work.state.attempts}" if work.state.attempts > 1 else "")
         except StepFailed as failed:
             raise Failure(failed.error["code"], str(failed)) from None
@@ -659,7 +659,7 @@ class _FileTools:
         log = executor.open_log(step, f"{work.state.id} tool {name}", work.state.attempts)
         call = executor.make_call(step_id, rendered, clocks, work.item, log)
         try:
-            answered = await try_step(run.providers[step.type], call, run.runtime)
+            answered = await run_attempt(run.providers[step.type], call, run.runtime)
         finally:
             if log is not None:
                 log.close()

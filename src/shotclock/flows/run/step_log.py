@@ -1,4 +1,4 @@
-"""The logs of the steps of a run: what each try prints, without secrets, written while it runs.
+"""The logs of the steps of a run: what each attempt prints, without secrets, written while it runs.
 
 A log has a record for each line: the stream (1 or 2), a mark, and the text. The mark is a blank, `+` for a line that
 another record of the stream continues, or `-` for a number of bytes that were left out. docs/design.md: R77.
@@ -27,18 +27,18 @@ from .state import JsonObject
 PRINTING = ("command", "tool", "function", "mcp", "ai")  # the types of steps whose output is kept
 UNFINISHED_NS = 1_000_000_000  # after this time the beginning of a line is shown
 LONGEST_LINE = 64 * 1024  # of a longer one the beginning is shown at once
-TRIES_REPORTED = 20  # of one step, in a report
-READ_FOR_REPORT = 256 * 1024  # bytes of the log of a try
-END_REPORTED = 2_000  # characters of each stream of a try, in a report
+ATTEMPTS_REPORTED = 20  # of one step, in a report
+READ_FOR_REPORT = 256 * 1024  # bytes of the log of an attempt
+END_REPORTED = 2_000  # characters of each stream of an attempt, in a report
 _FILE_NAME = re.compile(r"(.+)@(\d+)", re.ASCII)  # the name of a step is quoted, so that it has no `@`
 
 OnStepOutput = Callable[[str, int, bytes], None]
-"""Takes the name of a step, the number of its try, and new records of its log; none when the try begins."""
+"""Takes the name of a step, the number of its attempt, and new records of its log; none when the attempt begins."""
 
 
 @value
 class KeptLog:
-    """The log of a try, as a file."""
+    """The log of an attempt, as a file."""
 
     step: str
     number: int
@@ -72,10 +72,10 @@ class RunLogs:
         self.lost: str = ""
         """Why output is missing in the logs."""
 
-    def open(self, step: str, number: int) -> TryLog:
+    def open(self, step: str, number: int) -> AttemptLog:
         if self.on_output is not None:
             self.on_output(step, number, b"")
-        return TryLog(self, step, number)
+        return AttemptLog(self, step, number)
 
     def open_file(self, step: str, number: int) -> Logbook | None:
         if self._folder is None:
@@ -100,8 +100,8 @@ class RunLogs:
         self.quota.close(f"{self._folder}/{log_name(step)}@{number}")
 
 
-class TryLog:
-    """The log of one try. Its file is made when something is printed."""
+class AttemptLog:
+    """The log of one attempt. Its file is made when something is printed."""
 
     def __init__(self, logs: RunLogs, step: str, number: int) -> None:
         self._logs, self._step, self._number = logs, step, number
@@ -221,11 +221,11 @@ def list_logs(home: Path, run_id: str) -> list[KeptLog]:
 
 
 def read_printed_ends(home: Path, run_id: str) -> dict[str, list[JsonObject]]:
-    """Return the ends of both streams of each try, by the step. Items and tools of an agent are with their step."""
+    """Return the ends of both streams of each attempt, by the step. Items and tools of an agent are with their step."""
     found: dict[str, list[JsonObject]] = {}
     for log in list_logs(home, run_id):
-        tries = found.setdefault(log.step.partition("[")[0].partition(" tool ")[0], [])
-        if len(tries) < TRIES_REPORTED:
+        attempts = found.setdefault(log.step.partition("[")[0].partition(" tool ")[0], [])
+        if len(attempts) < ATTEMPTS_REPORTED:
             texts = {1: "", 2: ""}
             content = read_log(log.path).content
             if len(content) > READ_FOR_REPORT:
@@ -233,7 +233,7 @@ def read_printed_ends(home: Path, run_id: str) -> dict[str, list[JsonObject]]:
             for line in read_records(content):
                 text = f"[… {line.left_out} bytes left out …]\n" if line.left_out else line.text + "\n" * line.is_whole
                 texts[line.stream] = (texts[line.stream] + text)[-END_REPORTED:]
-            tries.append({"step": log.step, "try": log.number, "stdout": texts[1], "stderr": texts[2]})
+            attempts.append({"step": log.step, "try": log.number, "stdout": texts[1], "stderr": texts[2]})
     return found
 
 

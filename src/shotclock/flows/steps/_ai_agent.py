@@ -227,7 +227,7 @@ class AgentRun:
 
     async def _ask(self, model: Model) -> dict[str, Any]:
         """Ask one model, and retry after temporary failures. Raises Failure."""
-        retry, tries = Retry.model_validate(self._task["retry"]), 1
+        retry, attempts = Retry.model_validate(self._task["retry"]), 1
         while True:
             try:
                 return await self._converse(model)
@@ -240,13 +240,13 @@ class AgentRun:
                 raise self._limit_reached("requests" if named is None else named[1]) from None
             except _FAILURES as error:
                 failure = self._make_failure(error)
-                pause_s = self._pause_s(retry, tries, failure)
-                is_over = tries > retry.max or pause_s is None or self._ctx.stopping or not self._may_send
+                pause_s = self._pause_s(retry, attempts, failure)
+                is_over = attempts > retry.max or pause_s is None or self._ctx.stopping or not self._may_send
                 # A silent model has used its time, and a retry would only wait longer.
                 is_over = is_over or isinstance(error, _Silent)
                 if failure.code not in ("MODEL_RATE_LIMITED", "MODEL_UNAVAILABLE") or is_over:
                     raise failure from error
-            tries += 1
+            attempts += 1
             self._retries += 1
             assert pause_s is not None
             await self._rest(pause_s)
@@ -458,9 +458,9 @@ class AgentRun:
         wait_ms = None if retry_after is None else max(0, int(retry_after * 1000))
         return Failure(code, message[:MESSAGE_SHOWN], context=context, retry_after_ms=wait_ms)
 
-    def _pause_s(self, retry: Retry, tries: int, failure: Failure) -> float | None:
-        """Return the pause before the next try; None where no time would be left."""
-        pause_s = retry.backoff.pause_ms(tries, failure.retry_after_ms or 0) / 1000
+    def _pause_s(self, retry: Retry, attempts: int, failure: Failure) -> float | None:
+        """Return the pause before the next attempt; None where no time would be left."""
+        pause_s = retry.backoff.pause_ms(attempts, failure.retry_after_ms or 0) / 1000
         left_s = self._left_s()
         return None if left_s is not None and left_s <= pause_s else pause_s
 

@@ -459,7 +459,7 @@ class AgentWork(Work):
     @property
     def _inner(self) -> Work:
         work = self._starting if self._part is self._call else self._part.work
-        assert work is not None, "a try has work"
+        assert work is not None, "an attempt has work"
         return work
 
     def kept_ms(self, left_ms: int) -> int:

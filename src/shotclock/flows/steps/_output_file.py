@@ -1,4 +1,4 @@
-"""The file that a command may write its output to as named values: $SHOTCLOCK_OUTPUT, one for each try.
+"""The file that a command may write its output to as named values: $SHOTCLOCK_OUTPUT, one for each attempt.
 
 version=1.4.2
 notes<<EOF

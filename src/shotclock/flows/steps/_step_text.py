@@ -10,7 +10,7 @@ _STDOUT, _STDERR = 1, 2
 
 
 class StepText:
-    """The text of one try, as two streams of a command have it: results, and news about the work."""
+    """The text of one attempt, as two streams of a command have it: results, and news about the work."""
 
     def __init__(self, step: StepCall) -> None:
         self._take = step.on_output

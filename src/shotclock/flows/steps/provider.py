@@ -135,20 +135,20 @@ class Backoff(Part):
     max_delay_ms: WholeMs | None = None
     jitter: bool = False
 
-    def longest_ms(self, tries: int) -> int:
-        """Return the pause after so many tries, without jitter, which only shortens it."""
-        growth: dict[str, int] = {"linear": tries, "exponential": 2 ** min(tries - 1, 60)}
+    def longest_ms(self, attempts: int) -> int:
+        """Return the pause after so many attempts, without jitter, which only shortens it."""
+        growth: dict[str, int] = {"linear": attempts, "exponential": 2 ** min(attempts - 1, 60)}
         delay_ms = self.delay_ms * growth.get(self.mode, 1)
         return delay_ms if self.max_delay_ms is None else min(delay_ms, self.max_delay_ms)
 
-    def pause_ms(self, tries: int, retry_after_ms: int) -> int:
+    def pause_ms(self, attempts: int, retry_after_ms: int) -> int:
         """Return the pause with its jitter, and at least as long as the other side demands."""
         share = random.uniform(0.5, 1.0) if self.jitter else 1
-        return max(int(self.longest_ms(tries) * share), retry_after_ms)
+        return max(int(self.longest_ms(attempts) * share), retry_after_ms)
 
 
 class Retry(Part):
-    max: int = field(ge=0, le=1000)  # tries after the first
+    max: int = field(ge=0, le=1000)  # attempts after the first
     backoff: Backoff = Backoff()
 
 
@@ -334,7 +334,7 @@ class StepType:
     can_repeat: bool = False  # an interrupted step can be repeated: it finds its own progress
     can_extend: bool = True  # overtime can move its timeout
     waits_when_approved: bool = False  # it can wait for a person after its approval. Other steps must not begin twice
-    asks_before_start: bool = False  # it may request its own approval, under the key of its try
+    asks_before_start: bool = False  # it may request its own approval, under the key of its attempt
     value_keys: frozenset[str] = frozenset()  # keys with values of any type. The others hold text
     rules: Mapping[str, str] = MappingProxyType({})  # failure rules by error code; without a slash, of this type
     other_rule: str = "failed"
@@ -425,22 +425,22 @@ class FileTools(Protocol):
 
 
 @record
-class CancelledTry:
-    """The result of a try, left by its provider before it passes a cancellation on."""
+class CancelledAttempt:
+    """The result of an attempt, left by its provider before it passes a cancellation on."""
 
     result: StepResult | None = None
 
 
 @value
 class StepCall:
-    """One try of one step, with the step's clocks inside the run's deadline."""
+    """One attempt of one step, with the step's clocks inside the run's deadline."""
 
     step_id: str
     settings: Mapping[str, Any]  # with their templates replaced
     clocks: Clocks
     env: Mapping[str, str]
     folder: Path  # the step's `cwd`, else the directory of the file
-    key: str = ""  # identifies this try, also where the run is resumed
+    key: str = ""  # identifies this attempt, also where the run is resumed
     run_began_at: WallTime | None = None  # a proposal under the key from before this time belongs to another run
     waits: Waits = dataclass_field(default=lambda key, proposal: nullcontext())
     """Entered while the step waits for a person."""
@@ -457,7 +457,7 @@ class StepCall:
     tools: FileTools | None = None
     used_ms: int = 0  # used by a process that died
     is_approved: bool = False
-    cancelled: CancelledTry = dataclass_field(default_factory=CancelledTry)
+    cancelled: CancelledAttempt = dataclass_field(default_factory=CancelledAttempt)
     on_output: OnOutput | None = None  # takes the output of a command while it runs
 
     @property
@@ -482,7 +482,7 @@ class Provider(Protocol):
     step_type: StepType
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:
-        """Run one try within its call's clocks. A cancelled one may leave its result in `step`. Raises Failure."""
+        """Run one attempt within its call's clocks. A cancelled one may leave its result in `step`. Raises Failure."""
         ...
 
     async def close(self) -> None:

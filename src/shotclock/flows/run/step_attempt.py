@@ -1,4 +1,4 @@
-"""One try of a step as a call, and the span of a step above its tries.
+"""One attempt of a step as a call, and the span of a step above its attempts.
 
 run nightly ─┬─ step fetch ─── try fetch ─── calls of the server
              ├─ step build ─┬─ try build
@@ -30,7 +30,7 @@ from .scheduler import Execute
 from .state import Status, StepState, TemplateScope
 
 
-class AnsweredTry(NamedTuple):
+class AnsweredAttempt(NamedTuple):
     envelope: Envelope
     output: Any = None
     rule: str | None = None  # the kind of a failure, such as `command/timeout`
@@ -39,16 +39,16 @@ class AnsweredTry(NamedTuple):
     is_long: bool = False  # because it is too long
 
 
-async def try_step(
+async def run_attempt(
     provider: Provider,
     step: StepCall,
     runtime: Runtime,
     *,
     may_start: bool = True,
     ask_model: Observe | None = None,
-    on_cancelled: Callable[[AnsweredTry], None] | None = None,
-) -> AnsweredTry:
-    """Run one try as a call of the provider. A cancellation is raised after `on_cancelled` has the partial result."""
+    on_cancelled: Callable[[AnsweredAttempt], None] | None = None,
+) -> AnsweredAttempt:
+    """Run one attempt as a call of the provider. `on_cancelled` gets the partial result of a cancelled one."""
     rules = runtime.rules
     if ask_model is not None:
         rules = replace(rules, observers={**rules.observers, ObserverKind.MODEL: ask_model})
@@ -60,7 +60,7 @@ async def try_step(
         call.overtime = Overtime(step.overtime)
     outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
     token = current_scope.set(change_scope(outer, outer.deadline, outer.span, call))
-    work = call.work = _TryWork(call, provider.step_type.can_extend)
+    work = call.work = _AttemptWork(call, provider.step_type.can_extend)
     enter(call)
     start_control(call, runtime.observe)
     try:
@@ -76,17 +76,17 @@ async def try_step(
         left = step.cancelled.result
         if not work.take_back_cancellation():
             if left is not None and on_cancelled is not None:
-                on_cancelled(_answer_try(provider, call, left))
+                on_cancelled(_answer_attempt(provider, call, left))
             raise
         result = _unwound_result(call, left)
     finally:
         current_scope.reset(token)
         leave(call)
-    return _answer_try(provider, call, result)
+    return _answer_attempt(provider, call, result)
 
 
-class _TryWork(Work):
-    """The work of a try whose provider has none of its own: its calls wind down, then the try is cancelled."""
+class _AttemptWork(Work):
+    """The work of an attempt whose provider has none of its own: its calls wind down, then the attempt is cancelled."""
 
     __slots__ = ("_call", "_can_extend", "_is_stopped", "_limit_ms", "_task")
 
@@ -121,12 +121,12 @@ class _TryWork(Work):
             self._task.cancel()
 
     def take_back_cancellation(self) -> bool:
-        """Return whether only `stop_unwound` has cancelled the try."""
+        """Return whether only `stop_unwound` has cancelled the attempt."""
         return self._is_stopped and self._task is not None and self._task.uncancel() == 0
 
 
 def _unwound_result(call: Call, left: StepResult | None) -> StepResult:
-    """Return the partial result of a try that did not wind down in time."""
+    """Return the partial result of an attempt that did not wind down in time."""
     problem = wound_down_problem(call)
     if left is None:
         return StepResult(Outcome(Ending.CANCELLED, problem))
@@ -138,12 +138,12 @@ def _unwound_result(call: Call, left: StepResult | None) -> StepResult:
     return StepResult(outcome, left.output, left.rule)
 
 
-def _answer_try(provider: Provider, call: Call, result: StepResult) -> AnsweredTry:
+def _answer_attempt(provider: Provider, call: Call, result: StepResult) -> AnsweredAttempt:
     envelope = result.outcome if isinstance(result.outcome, Envelope) else answer(call, result.outcome)
     if result.rewrite is not None:
         envelope = result.rewrite(envelope)
     rule = result.rule or provider.step_type.rule_for(envelope.code)
-    return AnsweredTry(envelope, result.output, rule, result.details, result.cut, result.is_long)
+    return AnsweredAttempt(envelope, result.output, rule, result.details, result.cut, result.is_long)
 
 
 # The ids of a span are made even if spans are not recorded: the calls below pass theirs on to their children.
