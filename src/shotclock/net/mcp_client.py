@@ -71,9 +71,20 @@ class Conversation:
     """One conversation with a server. `settled` holds the tool's result or the problem."""
 
     def __init__(
-        self, tool: str, arguments: Mapping[str, Any], remaining_ms: Callable[[], int | None], trace: TraceContext
+        self,
+        tool: str,
+        arguments: Mapping[str, Any],
+        remaining_ms: Callable[[], int | None],
+        trace: TraceContext,
+        *,
+        on_sign: Callable[[], None] | None = None,
+        on_progress: Callable[[float, float | None, str | None], None] | None = None,
+        on_log: Callable[[str, str, str | None], None] | None = None,
     ) -> None:
-        """`trace` is the call, as the parent of the server's spans."""
+        """`trace` is the call, as the parent of the server's spans.
+
+        `on_sign` is called as bytes are read: on a late loop it takes several turns until they count as progress.
+        """
         self._tool, self._arguments, self._remaining_ms = tool, dict(arguments), remaining_ms
         self._trace = trace
         self.settled: asyncio.Future[types.CallToolResult | Problem] = asyncio.get_running_loop().create_future()
@@ -83,10 +94,7 @@ class Conversation:
         self.granted: tuple[int, int] | None = None  # when the server was called, and the milliseconds that it got
         self.lost: bool = False
         self.stray: bytes = b""  # the beginning of the output that is not MCP
-        self.on_sign: Callable[[], None] | None = None
-        """Called as bytes are read: on a late loop it takes several turns until they count as progress."""
-        self.on_progress: Callable[[float, float | None, str | None], None] | None = None
-        self.on_log: Callable[[str, str, str | None], None] | None = None
+        self._report_sign, self._report_progress, self._report_log = on_sign, on_progress, on_log
         self.kept: tuple[str, ...] = ()  # numbers that cannot be represented exactly and stay text
         self._stop_tool: types.Tool | None = None
         self.calling: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
@@ -106,8 +114,8 @@ class Conversation:
 
     def record_sign_of_life(self) -> None:
         self.heard_ns = monotonic_ns()
-        if self.on_sign is not None:
-            self.on_sign()
+        if self._report_sign is not None:
+            self._report_sign()
 
     async def talk(self, transport: AbstractAsyncContextManager[TransportStreams]) -> None:
         """Hold the whole conversation. Errors go to `settled`; only a cancellation is raised."""
@@ -215,12 +223,12 @@ class Conversation:
 
     async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         self.record_sign_of_life()
-        if self.on_progress is not None:
-            self.on_progress(progress, total, message)
+        if self._report_progress is not None:
+            self._report_progress(progress, total, message)
 
     async def _on_log(self, params: types.LoggingMessageNotificationParams) -> None:
-        if self.on_log is not None:
-            self.on_log(params.level, as_text(params.data), params.logger)
+        if self._report_log is not None:
+            self._report_log(params.level, as_text(params.data), params.logger)
 
     def _make_problem(self, error: BaseException) -> Problem:
         is_called = self.is_calling
@@ -314,8 +322,8 @@ class Conversation:
 class ServerConversation(Conversation):
     """A conversation that stays open for calls until `close`. `settled` holds the problem where it ended before."""
 
-    def __init__(self, trace: TraceContext) -> None:
-        super().__init__("", {}, lambda: None, trace)
+    def __init__(self, trace: TraceContext, **listeners: Any) -> None:
+        super().__init__("", {}, lambda: None, trace, **listeners)
         self.listed: asyncio.Future[list[types.Tool]] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
 

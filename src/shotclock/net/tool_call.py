@@ -107,10 +107,14 @@ class _ToolCall(Work):
         """`client` is the module `mcp_client`."""
         self._request, self._admission, self._runtime = request, admission, runtime
         self._conversation: Conversation = client.Conversation(
-            request.tool, request.arguments, self._remaining_ms, admission.trace
+            request.tool,
+            request.arguments,
+            self._remaining_ms,
+            admission.trace,
+            on_sign=control_of(admission).record_sign_of_life,
+            on_progress=self._note_progress,
+            on_log=request.on_log,
         )
-        self._conversation.on_sign = control_of(admission).record_sign_of_life
-        self._conversation.on_log, self._conversation.on_progress = request.on_log, self._note_progress
         self._rule: str | None = None
         self._unwound: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._stopping: asyncio.Task[None] | None = None

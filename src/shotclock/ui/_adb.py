@@ -145,10 +145,10 @@ class Adb:
         self._services = services
 
     @classmethod
-    def find(cls, services: DeviceServices) -> Adb:
+    def find(cls, services: DeviceServices, serial: str = "") -> Adb:
         if (program := shutil.which(os.environ.get(ADB_VARIABLE) or "adb")) is None:
             raise Failure("DEVICE_UNAVAILABLE", INSTALL)
-        return cls(program, services)
+        return cls(program, services, serial)
 
     @property
     def is_on_network(self) -> bool:

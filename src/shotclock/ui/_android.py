@@ -87,10 +87,10 @@ async def find_devices(services: DeviceServices) -> list[DeviceEntry]:
 
 
 async def open_device(name: str, services: DeviceServices) -> AndroidDevice:
-    adb = Adb.find(services)
-    adb.serial = name.partition(":")[2] or os.environ.get("ANDROID_SERIAL", "")
+    adb = Adb.find(services, name.partition(":")[2] or os.environ.get("ANDROID_SERIAL", ""))
     await adb.start_server()
-    adb.serial = adb.serial or choose_phone(await adb.list_phones())
+    if not adb.serial:
+        adb = Adb.find(services, choose_phone(await adb.list_phones()))
     lock = await _lock_phone(adb.serial)
     try:
         await adb.connect(CONNECT_MS)

@@ -1199,7 +1199,7 @@ def test_negotiated_time_without_a_budget_is_as_much_as_the_timeout() -> None:
 
 
 def test_of_a_long_text_the_beginning_and_the_end_are_kept() -> None:
-    listener = AgentListener(SimpleNamespace(shown=SimpleNamespace(write=len)))  # type: ignore[arg-type]
+    listener = AgentListener(SimpleNamespace(shown=SimpleNamespace(write=len)), lambda: None)  # type: ignore[arg-type]
     for text in ("start ", *["x" * 100_000] * 40, " end"):
         listener.wrote(text)
     assert listener.text.startswith("start x") and listener.text.endswith("x end")

@@ -149,9 +149,10 @@ class AgentTools:
 
     async def _open(self, server: _Server, client: ModuleType) -> list[_Tool]:
         written = server.written
-        talk: ServerConversation = client.ServerConversation(self._call.trace)
+        talk: ServerConversation = client.ServerConversation(
+            self._call.trace, on_log=self.shown.log, on_progress=self.shown.progress
+        )
         server.conversation = talk
-        talk.on_log, talk.on_progress = self.shown.log, self.shown.progress
         if written.command is not None:
             argv = [written.command, *written.args]
             env = {name: as_text(value) for name, value in written.env.items() if value is not None}
@@ -370,15 +371,19 @@ def _cut_middle(text: str, limit: int) -> str:
 class AgentListener(CallListener):
     """Listener to one agent: keeps its text, and answers its tool calls."""
 
-    def __init__(self, tools: AgentTools) -> None:
-        self.tools = tools
+    def __init__(self, tools: AgentTools, on_begin: Callable[[], None]) -> None:
+        """`on_begin` is called before the model is asked for the first time."""
+        self.tools, self._on_begin = tools, on_begin
         self.shown: StepText = tools.shown
         self._text = ""
         self._request_began = 0
         self.tool_calls: int = 0
-        self.on_begin: Callable[[], None] | None = None  # called before the model is asked for the first time
         self._created_ns, self._began_ns = monotonic_ns(), 0
         self.details: dict[str, Any] = {}  # the model and its usage so far
+
+    @property
+    def has_begun(self) -> bool:
+        return self._began_ns > 0
 
     @property
     def startup_ms(self) -> int:
@@ -413,10 +418,9 @@ class AgentListener(CallListener):
 
     async def _note_request(self, details: dict[str, Any]) -> dict[str, Any]:
         """Record a request; with `again`, the text since the last one is void. Return the time left in a wind-down."""
-        if self.on_begin is not None:
-            begin, self.on_begin = self.on_begin, None
+        if not self.has_begun:
             self._began_ns = monotonic_ns()
-            begin()
+            self._on_begin()
         self.shown.end_line()
         if details.pop("again", False):
             if len(self._text) > self._request_began:
@@ -443,15 +447,11 @@ class AgentWork(Work):
     def __init__(self, call: Call, tools: AgentTools, listener: AgentListener) -> None:
         self._call, self._tools, self._listener = call, tools, listener
         self._starting, self._part = call.work, call
-        listener.on_begin = self._begin
 
     @property
     def is_queued(self) -> bool:
         """Return whether its processes and servers are still starting."""
-        return self._listener.on_begin is not None
-
-    def _begin(self) -> None:
-        control_of(self._call).begin_work()
+        return not self._listener.has_begun
 
     def begin(self, part: Call) -> None:
         part.work, self._part = self._starting, part

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from ...calls.call import Call, Effects, Outcome
+from ...calls.control import control_of
 from ...calls.outcomes import outcome_of_error, timeout_problem
 from ...calls.preloaded_zygote import Preloaded, Program
 from ...calls.runtime import Runtime
@@ -324,7 +325,7 @@ class AiProvider(Provider):
             raise Failure("PRECONDITION", f"`ai` steps need {missing}, which is not installed", suggestion=INSTALL)
         call.effects = Effects(mutates=bool(ai.tools or ai.mcp_servers))
         tools = AgentTools(step, ai, call, runtime)
-        listener = AgentListener(tools)
+        listener = AgentListener(tools, lambda: control_of(call).begin_work())
         work = call.work = AgentWork(call, tools, listener)
         agents = await self._open_agents(models)
         try:
