@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable
 
 from ...core.value_types import record, replace
-from ._expression import Code, NameScope, Unsayable, both, bounded, either, is_null, less_or_more, literal, same
+from ._expression import Code, Kind, NameScope, Unsayable, both, bounded, either, is_null, less_or_more, literal, same
 
 TEMPLATE_LIMIT, DEPTH_LIMIT = 200_000, 30  # characters, and levels of blocks
 _TAG = re.compile(r"\{%-?\s*(\w+|#)?([\s\S]*?)-?%\}|\{\{-?([\s\S]*?)-?\}\}")
 _TOKEN = re.compile(
-    r"\s+|(?P<text>'[^']*'|\"[^\"]*\")|(?P<number>-?\d+(?:\.\d+)?(?!\.\d))|(?P<range>\.\.)"
-    r"|(?P<name>[A-Za-z_][\w-]*\??)|(?P<sign>==|!=|<>|<=|>=|[<>|:,.\[\]()=])"
+    r"\s+|(?P<text>'[^']*'|\"[^\"]*\")|(?P<number>-?\d+(?:\.\d+)?(?!\.\d))"
+    r"|(?P<name>[A-Za-z_][\w-]*\??)|(?P<sign>==|!=|<>|<=|>=|[<>|:,.\[\]=])"
 )
-_PLAIN_FILTERS = {
+_PLAIN_FILTERS: dict[str, tuple[str, Kind]] = {
     "upcase": ("upper", "text"),
     "downcase": ("lower", "text"),
     "capitalize": ("capitalize", "text"),
@@ -22,13 +22,9 @@ _PLAIN_FILTERS = {
     "escape": ("escape", "text"),
     "first": ("first", "any"),
     "last": ("last", "any"),
-    "abs": ("abs", "number"),
-}
-_LIST_FILTERS = {
-    "uniq": "unique | list",
-    "sort": "sort",
-    "reverse": "reverse | list",
-    "compact": "reject('none') | list",
+    "uniq": ("unique | list", "list"),
+    "sort": ("sort", "list"),
+    "reverse": ("reverse | list", "list"),
 }
 _SHELL = ("shell_escape", "escape_shell")
 
@@ -57,8 +53,7 @@ class _Template:
         open_tags: list[str] = []
         at = 0
         while (found := _TAG.search(source, at)) is not None:
-            if not open_tags or open_tags[-1] != "case:":  # Liquid drops what stands before the first `when`
-                made.append(_plain(source[at : found.start()]))
+            made.append(_plain(source[at : found.start()]))
             at = found.end()
             written = found.group()
             left, right = "-" * (written[2] == "-"), "-" * (written[-3] == "-")
@@ -80,7 +75,7 @@ class _Template:
             if len(open_tags) > DEPTH_LIMIT:
                 raise Unsayable(f"more than {DEPTH_LIMIT} levels of blocks")
         if open_tags:
-            raise Unsayable(f"`{{% {open_tags[-1].partition(':')[0]} %}}` without an end")
+            raise Unsayable(f"`{{% {open_tags[-1]} %}}` without an end")
         made.append(_plain(source[at:]))
         return "".join(made)
 
@@ -92,52 +87,31 @@ class _Template:
                 return [f"if {self._condition(rest, is_negated=name == 'unless')}"]
             case "elsif" if inside in ("if", "unless"):
                 return [f"elif {self._condition(rest)}"]
-            case "else" if inside in ("if", "unless", "for") or inside.startswith("case:x"):
+            case "else" if inside:
                 return ["else"]
             case "endif" | "endunless" if name == f"end{inside}":
                 open_tags.pop()
                 return ["endif"]
-            case "case":
-                value = _Reader(rest, self.scope).whole()
-                self.scope.bound["\0case"] = value
-                open_tags.append("case:")
-                return []
-            case "when" if inside.startswith("case:"):
-                return [self._when(rest, open_tags)]
-            case "endcase" if inside.startswith("case:x"):
-                open_tags.pop()
-                return ["endif"]
             case "for":
                 return [self._for(rest, open_tags)]
-            case "endfor" if inside.startswith("for"):
+            case "endfor" if inside == "for":
                 open_tags.pop()
                 return ["endfor"]
             case "assign":
                 return [self._assign(rest, open_tags)]
         raise Unsayable(f"`{{% {name} %}}`")
 
-    def _when(self, rest: str, open_tags: list[str]) -> str:
-        is_first = open_tags[-1] == "case:"
-        open_tags[-1] = "case:x"
-        value, tests = self.scope.bound["\0case"], []
-        for word in re.split(r",|\bor\b", rest):
-            other = _Reader(word, self.scope).whole()
-            tests.append(same(value, other).text)
-        return f"{'if' if is_first else 'elif'} {' or '.join(tests)}"
-
     def _for(self, rest: str, open_tags: list[str]) -> str:
-        found = re.fullmatch(r"([A-Za-z_]\w*)\s+in\s+([\s\S]+?)(\s+reversed)?", rest)
+        found = re.fullmatch(r"([A-Za-z_]\w*)\s+in\s+([\s\S]+?)", rest)
         if found is None or re.search(r"\b(limit|offset|cols)\s*:", rest):
             raise Unsayable(f"`{{% for {rest[:40]} %}}`")
-        name, over, is_reversed = found.groups()
-        reader = _Reader(over, self.scope)
-        items = reader.range() or reader.whole()
+        name, items = found[1], _Reader(found[2], self.scope).whole()
         if items.kind != "list":
             items = Code(f"{items.operand} | default([], true)")
         open_tags.append("for")
         self.scope.bound[name] = Code(name, path=("\0item",))
         self.scope.bound["forloop"] = Code("loop", path=("\0loop",))
-        return f"for {name} in {items.text}{' | reverse' if is_reversed else ''}"
+        return f"for {name} in {items.text}"
 
     def _assign(self, rest: str, open_tags: list[str]) -> str:
         found = re.fullmatch(r"([A-Za-z_]\w*)\s*=\s*([\s\S]+)", rest)
@@ -202,7 +176,7 @@ class _Reader:
 
     def _is(self, *texts: str) -> bool:
         kind, now = self._now()
-        return kind in ("sign", "name", "range") and now in texts
+        return kind in ("sign", "name") and now in texts
 
     def _end(self) -> None:
         if self._now()[0] != "end":
@@ -213,20 +187,6 @@ class _Reader:
         made = self._filtered(self._primary())
         self._end()
         return made
-
-    def range(self) -> Code | None:
-        """Return a range such as `(1..5)`, if it is one."""
-        if not self._is("("):
-            return None
-        self._take()
-        first = self._primary()
-        self._take("..")
-        last = self._primary()
-        self._take(")")
-        self._end()
-        if not isinstance(first.literal, int) or not isinstance(last.literal, int):
-            raise Unsayable("a range whose ends are computed")
-        return Code(f"range({first.text}, {last.literal + 1})", "list")
 
     def condition(self) -> Code:
         """Return a condition. Liquid joins from the right: `a and b or c` is `a and (b or c)`."""
@@ -247,8 +207,6 @@ class _Reader:
             return liquid_truth(left)
         sign = self._take()
         word = self._now()[1] if self._now()[0] == "name" else ""
-        if word in ("blank",):
-            raise Unsayable("`blank`")
         if word == "empty" and sign in ("==", "!=", "<>"):
             self._take()
             test = f"{left.as_value} {'in' if sign == '==' else 'not in'} ['', [], {{}}]"
@@ -341,9 +299,7 @@ class _Reader:
             return base  # a value in a command is one word here already
         if name in _PLAIN_FILTERS and not given:
             ours, kind = _PLAIN_FILTERS[name]
-            return Code(f"{base.operand} | {ours}", kind, is_tight=False, is_filtered=True)  # type: ignore[arg-type]
-        if name in _LIST_FILTERS and not given:
-            return Code(f"{base.operand} | {_LIST_FILTERS[name]}", "list", is_tight=False, is_filtered=True)
+            return Code(f"{base.operand} | {ours}", kind, is_tight=False, is_filtered=True)
         write: Callable[[Code, list[Code]], Code] | None = _FILTERS.get((name, len(given)))
         if write is None:
             raise Unsayable(f"the filter `{name}`")
@@ -383,33 +339,10 @@ def _default(base: Code, given: list[Code]) -> Code:
     return Code(f"{base.operand} | default({instead.text}, true)", instead.kind, is_tight=False, is_filtered=True)
 
 
-def _truncated(base: Code, given: list[Code]) -> Code:
-    if not isinstance(given[0].literal, int) or given[0].literal < 3:
-        raise Unsayable("`truncate` with a length that is no plain number")
-    return Code(f"{base.operand} | truncate({given[0].text}, true, '...', 0)", "text", is_tight=False, is_filtered=True)
-
-
-def _picked(base: Code, given: list[Code]) -> Code:
-    key, wanted = given
-    if not isinstance(key.literal, str) or not isinstance(wanted.literal, str):
-        raise Unsayable("`where` with other than plain texts")
-    filters = f"selectattr({key.text}, 'defined') | selectattr({key.text}, 'equalto', {wanted.text}) | list"
-    return Code(f"{base.operand} | {filters}", "list", is_tight=False, is_filtered=True)
-
-
 def _keys(base: Code, given: list[Code]) -> Code:
     if not isinstance(given[0].literal, str):
         raise Unsayable("`map` of a key that is computed")
     return Code(f"{base.operand} | map(attribute={given[0].text}) | list", "list", is_tight=False, is_filtered=True)
-
-
-def _sum(sign: str) -> Callable[[Code, list[Code]], Code]:
-    def write(base: Code, given: list[Code]) -> Code:
-        if given[0].kind != "number" or base.printed or base.kind == "text":
-            raise Unsayable("arithmetic with a value that may be no number")
-        return Code(f"{base.operand} {sign} {given[0].operand}", "number", is_tight=False)
-
-    return write
 
 
 def _json(base: Code, given: list[Code]) -> Code:
@@ -431,17 +364,6 @@ _FILTERS: dict[tuple[str, int], Callable[[Code, list[Code]], Code]] = {
     ("remove", 1): _text_filter("{0} | replace({1}, '')"),
     ("append", 1): _text_filter("{0} ~ {1}"),
     ("prepend", 1): _text_filter("{1} ~ {0}"),
-    ("split", 1): lambda base, given: _split(base, given),
-    ("truncate", 1): _truncated,
-    ("where", 2): _picked,
     ("map", 1): _keys,
-    ("plus", 1): _sum("+"),
-    ("minus", 1): _sum("-"),
     ("parse_json", 0): lambda base, given: Code(f"{base.operand} | fromjson", is_tight=False, is_filtered=True),
 }
-
-
-def _split(base: Code, given: list[Code]) -> Code:
-    if not given[0].literal or not isinstance(given[0].literal, str):
-        raise Unsayable("`split` by other than a plain text")
-    return Code(f"{base.operand}.split({given[0].text})", "list")
