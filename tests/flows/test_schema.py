@@ -21,7 +21,7 @@ from shotclock.flows.file.loader import load_file, load_text
 from shotclock.flows.file.schema import ConcurrencyPart, DefaultsPart, InputPart, ToolPart, WorkflowFile, json_schema
 from shotclock.flows.report import history
 from shotclock.flows.steps import ai
-from shotclock.flows.steps.ai import AiLimits, AiPart, AiServer
+from shotclock.flows.steps.ai_models import AiLimits, AiPart, AiServer
 from shotclock.flows.steps.provider import STEP_TYPES, ArtifactPath, Backoff, Reaction, StepPart, StepRetry
 from shotclock.people.notify.entries import NotifyPart, SmtpPart
 from tests.flows.test_lint import CASES

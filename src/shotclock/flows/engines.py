@@ -159,7 +159,7 @@ class EmbeddedEngine:
         can_continue = run.ended_at is not None and made.status.is_bad
         ends = ((step.status, step.reason) for step in steps)
         command = find_rerun_command(run.id, ends) if can_continue else ""
-        artifacts = find_artifacts(self.store.home, run.id, steps)
+        artifacts = find_artifacts(self.store.home, run.id, (step.artifacts for step in steps))
         return replace(made, steps=steps, artifacts=artifacts, continue_command=command)
 
     def _get(self, run_id: str) -> StoredRun:

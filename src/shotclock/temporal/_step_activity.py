@@ -47,8 +47,7 @@ from ..flows.run.step_attempt import trace_steps
 from ..flows.run.step_executor import StepExecutor
 from ..flows.run.step_log import OnStepOutput, RunLogs
 from ..flows.run.step_renderer import StepRenderer
-from ..flows.steps.provider import ForeignProposal, Providers, RunServices
-from ..flows.steps.workflow import NestedRun
+from ..flows.steps.provider import ForeignProposal, NestedRun, Providers, RunServices
 from ..people.inbox import Inbox
 from ..store.store import Store
 from ..supervise.clock import monotonic_ns, wall_time

@@ -25,8 +25,8 @@ from shotclock.flows.file.loader import Finding, load_text
 from shotclock.flows.run.runs import RunCaller, RunRequest, start
 from shotclock.flows.run.state import record_workflow
 from shotclock.flows.steps._ai_tools import TEXT_LIMIT, AgentListener
-from shotclock.flows.steps.ai import PROMPT_LIMIT, AiPart, read_overtime
-from shotclock.flows.steps.ai_models import AiModel, ChosenModel, choose_model, default_timeout_ms
+from shotclock.flows.steps.ai import PROMPT_LIMIT, read_overtime
+from shotclock.flows.steps.ai_models import AiModel, AiPart, ChosenModel, choose_model, default_timeout_ms
 from shotclock.store.store import Store
 from tests.calls.bounds import ROOT, eventually, marked
 from tests.flows.steps.model_servers import CallTool, Garbage, Hang, ModelServer, Say, Status, model_server

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import re
 import shutil
 import stat
 import threading
@@ -19,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ...calls.supervised_commands import run_shielded
 from ...core.envelope import Warning_, warning
 from ...core.errors import Failure
 from ...core.limits import NS_PER_MS
@@ -28,11 +26,8 @@ from ...store.home import make_private_directory
 from ...store.store import ARTIFACTS_FOLDER, log_name, parse_size
 from ...supervise.clock import monotonic_ns
 from ..file.schema import WorkflowFile
-from ..report.report import ReportedStep
-from ..steps.provider import ArtifactPath, StepPart
-from .run_context import RunContext
-from .state import JsonObject, Status, StepState
-from .step_renderer import StepFailed
+from ..steps.provider import ArtifactPath
+from .state import JsonObject, StepState
 
 VARIABLE = "SHOTCLOCK_RUN_ARTIFACTS_SIZE"
 DEFAULT_BYTES = 256_000_000
@@ -44,7 +39,6 @@ MOST_ENTRIES = 200_000  # that the patterns of one step look at
 NAMED = 20  # files left out that the warning names
 PIECE = 1 << 20
 _MAGIC = frozenset("*?[")
-_OF_ITEM = re.compile(r"\{\{.*\b(item|index|matrix)\b", re.DOTALL)
 _PART_PREFIX = ".part-"  # a step's folder begins with a letter or `_`
 
 
@@ -116,41 +110,10 @@ def describe_artifacts(home: Path, run_id: str, of_steps: Iterable[Sequence[Json
     return {"folder": str(run_folder(home, run_id)), "files": len(found), "bytes": size}
 
 
-def find_artifacts(home: Path, run_id: str, steps: Iterable[ReportedStep]) -> JsonObject | None:
+def find_artifacts(home: Path, run_id: str, of_steps: Iterable[Sequence[JsonObject]]) -> JsonObject | None:
     """Return the same for a report, and whether the folder was deleted: that of an old run is before the run."""
-    described = describe_artifacts(home, run_id, (step.artifacts for step in steps))
+    described = describe_artifacts(home, run_id, of_steps)
     return described and {**described, "is_deleted": not os.path.isdir(described["folder"])}
-
-
-async def keep_artifacts(
-    run: RunContext, step: StepPart, state: StepState, verdict: Status, folders: Mapping[int, Path]
-) -> Status:
-    """Keep the files of a step that has ended, and return its status, which a missing file may change.
-
-    `folders` has the working directories of its items; a step that never began has none.
-    """
-    if run.artifacts is None or not folders or run.person_wait.parked.done():
-        return verdict
-    bell = run.deadlines.of(state.id)  # not that of the run, which keeps time for clean-up and `finally`
-    left_ms = COLLECT_LIMIT_MS if bell is None else bell.remaining_ms(monotonic_ns())
-    limit_ms = max(LEAST_LIMIT_MS, min(COLLECT_LIMIT_MS, left_ms))
-    places = set(folders.values())
-    # The items that are kept from another run have folders of their own there.
-    is_shared = len(places) == 1 and not (state.kept_items and _OF_ITEM.search(step.cwd or ""))
-    named = {state.id: places.pop()} if is_shared else {f"{state.id}[{at}]": each for at, each in folders.items()}
-    keeping = asyncio.ensure_future(run.artifacts.keep(state.id, named, step.artifacts, limit_ms))
-    await run_shielded(asyncio.wait([keeping]))  # bounded by its limit
-    kept = keeping.result()
-    state.artifacts = run.redaction.value(kept.artifacts)
-    if verdict is not Status.SUCCEEDED:
-        kept.missing = []
-    state.warnings = [*state.warnings, *(run.redaction.value(note) for note in kept.warnings())]
-    needed = [wanted.path for wanted in kept.missing if wanted.if_missing == "error"]
-    if not needed:
-        return verdict
-    message = f"no file matches {', '.join(map(repr, needed))} in its working directory"
-    state.error = StepFailed("ARTIFACT_MISSING", message, "step/artifacts").error | {"phase": "execution"}
-    return Status.FAILED
 
 
 class RunArtifacts:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.limits import NS_PER_MS, Deadline, Fired, WallTime
 from ...core.proposal import Proposal
@@ -20,6 +20,7 @@ from ...supervise.clock import monotonic_ns
 from ..check.plan import NO_FINALLY, FinallyReserve
 from ..file.schema import WorkflowFile
 from ..steps.provider import ForeignProposal, Providers
+from .artifacts import RunArtifacts
 from .state import JsonObject, StepState
 from .step_log import RunLogs
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from ...calls.runtime import Runtime
     from ...people.inbox import Inbox
     from ...store.store import Store
-    from .artifacts import RunArtifacts
-    from .scheduler import Scheduler
 
 CLEAN_UP_LIMIT_MS = 300_000  # each clean-up step has its own timeout before that
 
@@ -135,6 +134,15 @@ class ParallelSlots:
 steps_at_work: ContextVar[tuple[StepState, ...]] = ContextVar("shotclock_steps_at_work", default=())
 
 
+class Parks(Protocol):
+    """The steps of a run, which can be parked."""
+
+    @property
+    def may_park(self) -> bool: ...
+    def park(self) -> None: ...
+    def note_wait(self, state: StepState) -> None: ...
+
+
 class PersonWait:
     """The count of working and waiting steps, for a run and its nested runs.
 
@@ -149,7 +157,7 @@ class PersonWait:
         self.has_asked = False
         self.unheard: list[str] = []  # proposals of steps that were stopped while they waited, perhaps decided since
         self.parked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.schedulers: list[Scheduler] = []  # of the run and the runs inside it
+        self.schedulers: list[Parks] = []  # of the run and the runs inside it
         self._at_work = 0
         self._timer: asyncio.TimerHandle | None = None
 

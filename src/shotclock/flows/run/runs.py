@@ -39,8 +39,7 @@ from ...worker.context import Scope, current_scope
 from ..check.lint import identity, inner_workflow
 from ..check.plan import clean_up_steps, finally_reserve, kept_for_clean_up_ms, most_attempts, on_demand, run_timeout_ms
 from ..file.schema import WorkflowFile, check_inputs, failure_reaction, find_unset_variables
-from ..steps.provider import Aside, ForeignProposal, Providers, RunServices
-from ..steps.workflow import NestedRun
+from ..steps.provider import Aside, ForeignProposal, NestedRun, Providers, RunServices
 from ._concurrency import GroupRequest, enter_group
 from ._log_quota import VARIABLE, LogQuota
 from ._resumed_states import resume_states

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calls.call import Call
+from ...calls.supervised_commands import run_shielded
 from ...core.envelope import Envelope, warning
 from ...core.errors import Ending, Failure, SideEffects, effects_of_all
 from ...core.json_values import Read, as_plain, as_text, describe_value, read_json, read_printed, warn_of_kept
@@ -39,11 +40,11 @@ from ..file import templates
 from ..file.schema import schema_of_inputs
 from ..file.shell_quoting import find_unheard
 from ..steps.command import CommandStep, ToolStep
-from ..steps.provider import STEP_TYPES, FileTool, StepCall, StepPart, duration_ms
-from ..steps.workflow import RunFile, WorkflowStep
+from ..steps.provider import STEP_TYPES, FileTool, RunFile, StepCall, StepPart, duration_ms
+from ..steps.workflow import WorkflowStep
 from ._kept_items import digest_of, match_items, record_finished
 from ._step_approval import StepApproval
-from .artifacts import keep_artifacts
+from .artifacts import COLLECT_LIMIT_MS, LEAST_LIMIT_MS
 from .run_context import ParallelSlots, RunContext, steps_at_work
 from .state import (
     JsonObject,
@@ -69,6 +70,7 @@ OUTPUT_LIMIT = 60_000_000
 LARGE_OUTPUT = 1_000_000
 END_SHOWN = 2_000
 # The registry's suggestions name data of a call; a step has it elsewhere.
+_OF_ITEM = re.compile(r"\{\{.*\b(item|index|matrix)\b", re.DOTALL)
 _IN_DATA = re.compile(r"\bdata\.(\w+)")
 _IN_STEP = {"stderr": "error.context.stderr", "exit_code": "exit_code", "body": "output"}
 
@@ -124,18 +126,44 @@ class StepExecutor:
                 verdict = await _Items(self, self._run, work, items, source).carry_out()
             if verdict is Status.SUCCEEDED:
                 await self._judge_output(step, state, scope)
-            state.status = await keep_artifacts(self._run, step, state, verdict, self._folders.pop(name, {}))
+            state.status = await self._keep_artifacts(step, state, verdict)
         except StepFailed as failed:
-            await keep_artifacts(self._run, step, state, Status.FAILED, self._folders.pop(name, {}))
+            await self._keep_artifacts(step, state, Status.FAILED)
             self.note_failure(state, failed)
         except asyncio.CancelledError:
-            await keep_artifacts(self._run, step, state, Status.CANCELLED, self._folders.pop(name, {}))
+            await self._keep_artifacts(step, state, Status.CANCELLED)
             raise
         except Exception as error:  # a bug: the step fails with its traceback
             context = {"traceback": "".join(traceback.format_exception(error, limit=TRACEBACK_FRAMES))}
             bug = {"code": "INTERNAL_ERROR", "message": f"{type(error).__name__}: {error}", "retryable": False}
             state.status = Status.FAILED
             state.error = self._run.redaction.value(bug | {"phase": "execution", "context": context})
+
+    async def _keep_artifacts(self, step: StepPart, state: StepState, verdict: Status) -> Status:
+        """Keep the files of a step that has ended, and return its status, which a missing file may change."""
+        run, folders = self._run, self._folders.pop(state.id, {})  # a step that never began has none
+        if run.artifacts is None or not folders or run.person_wait.parked.done():
+            return verdict
+        bell = run.deadlines.of(state.id)  # not that of the run, which keeps time for clean-up and `finally`
+        left_ms = COLLECT_LIMIT_MS if bell is None else bell.remaining_ms(monotonic_ns())
+        limit_ms = max(LEAST_LIMIT_MS, min(COLLECT_LIMIT_MS, left_ms))
+        places = set(folders.values())
+        # The items that are kept from another run have folders of their own there.
+        is_shared = len(places) == 1 and not (state.kept_items and _OF_ITEM.search(step.cwd or ""))
+        named = {state.id: places.pop()} if is_shared else {f"{state.id}[{at}]": each for at, each in folders.items()}
+        keeping = asyncio.ensure_future(run.artifacts.keep(state.id, named, step.artifacts, limit_ms))
+        await run_shielded(asyncio.wait([keeping]))  # bounded by its limit
+        kept = keeping.result()
+        state.artifacts = run.redaction.value(kept.artifacts)
+        if verdict is not Status.SUCCEEDED:
+            kept.missing = []
+        state.warnings = [*state.warnings, *(run.redaction.value(note) for note in kept.warnings())]
+        needed = [wanted.path for wanted in kept.missing if wanted.if_missing == "error"]
+        if not needed:
+            return verdict
+        message = f"no file matches {', '.join(map(repr, needed))} in its working directory"
+        state.error = _error("ARTIFACT_MISSING", message, "step/artifacts")
+        return Status.FAILED
 
     def note_failure(self, state: StepState, failed: StepFailed) -> None:
         phase = "execution" if state.attempts else "validation"

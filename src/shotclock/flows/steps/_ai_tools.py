@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import mcp_types
 
     from ...net.mcp_client import ServerConversation
-    from .ai import AiPart, AiServer
+    from .ai_models import AiPart, AiServer
 
 TOOL_TIMEOUT_MS = 60_000
 # A server that hangs is cut off, and killed if it was started here.

@@ -30,16 +30,19 @@ from ...core.errors import Ending, Failure, SideEffects
 from ...core.json_values import as_text
 from ...core.limits import ClockKind, Clocks, format_duration
 from ...core.overtime import OvertimeDecision, read_decision
-from ...core.validation import Before, Part, field
+from ...core.validation import Before, field
 from ...core.value_types import replace
 from ...core.visible_text import looks_secret
 from ...supervise.clock import monotonic_ns
 from ._ai_tools import AgentListener, AgentTools, AgentWork, RequestListener
 from .ai_models import (
+    DEFAULT_REQUESTS,
     NAME_KEY,
     OTHER_TIMEOUT_MS,
     PROVIDERS,
+    AiLimits,
     AiModel,
+    AiPart,
     ChosenModel,
     choose_model,
     default_timeout_ms,
@@ -47,82 +50,18 @@ from .ai_models import (
     withheld_key,
 )
 from .provider import (
-    Backoff,
-    Milliseconds,
     Provider,
     Retry,
     RunServices,
-    Scalar,
     StepCall,
     StepPart,
     StepResult,
     StepType,
-    as_list,
     cancelled_outcome,
-    check_server,
     duration_ms,
 )
 
 INSTALL = "pip install 'shotclock[ai]'"
-
-Cost = int | float
-
-
-def _above_zero(written: Any) -> Any:
-    if isinstance(written, int | float) and not isinstance(written, bool) and not 0 < written < float("inf"):
-        raise ValueError("should be an amount above 0, in US dollars")
-    return written
-
-
-class AiLimits(Part):
-    """`limits`: limits of the agent beside its time."""
-
-    requests: int | None = field(default=None, ge=1)
-    tool_calls: int | None = field(default=None, ge=0)
-    input_tokens: int | None = field(default=None, ge=1)
-    output_tokens: int | None = field(default=None, ge=1)
-    total_tokens: int | None = field(default=None, ge=1)
-    cost: Annotated[Cost, Before(_above_zero)] | None = None  # in US dollars
-
-
-class AiServer(Part):
-    """`mcp_servers`: an MCP server whose tools the agent may call."""
-
-    command: str | None = None
-    args: list[str] = field(default=[], keys=("args", "command_args"))
-    env: dict[str, Scalar] = field(default={})
-    url: str | None = None
-    headers: dict[str, Scalar] = field(default={})
-    tools: list[str] | None = None
-    timeout: Milliseconds | None = None
-    connect_timeout: Milliseconds | None = None
-    transport: Literal["stdio", "http"] | None = None
-
-    def check_together(self) -> None:
-        check_server(self.command, self.url, self.transport)
-
-
-DEFAULT_RETRY = Retry(max=2, backoff=Backoff(mode="exponential", delay_ms=500, max_delay_ms=30_000, jitter=True))
-DEFAULT_REQUESTS = 50  # more is a loop
-
-
-class AiPart(AiModel):
-    """`ai`: which model, how long, with which tools."""
-
-    system_prompt: str | None = None
-    timeout: Milliseconds | None = None
-    ai_timeout: Milliseconds | None = None  # the soft limit
-    mcp_servers: dict[str, AiServer] = field(default={})
-    tools: Annotated[list[str], Before(as_list, str | list[str])] = field(default=[])
-    max_iterations: int | None = field(default=None, ge=1)
-    limits: AiLimits = AiLimits()
-    retry: Retry = DEFAULT_RETRY
-    fallback: list[AiModel] = field(default=[])
-    timeout_behavior: Literal["graceful", "negotiated"] = "graceful"
-    negotiated_timeout_budget: Milliseconds | None = None
-    negotiated_timeout_max_requests: int | None = field(default=None, ge=1)
-    negotiated_timeout_max_per_request: Milliseconds | None = None
-    graceful_stop_deadline: Milliseconds | None = None
 
 
 def _schema(written: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The model of an `ai` step, its server, its key, and the JSON Schema of its output.
+"""The keys of `ai`, the model with its server and its key, and the JSON Schema of the output.
 
 The key of a provider is sent only to the provider's own hosts, to this machine, and to servers that the user's
 environment names, never to a server that only the file names.
@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from ...core.errors import Failure
-from ...core.validation import Before, Part
+from ...core.validation import Before, Part, field
 from ...core.visible_text import looks_secret
+from .provider import Backoff, Milliseconds, Retry, Scalar, as_list, check_server
 
 
 class ModelProvider(NamedTuple):
@@ -89,6 +90,66 @@ class AiModel(Part):
     model: str | None = None
     base_url: str | None = None
     api_key_env: Annotated[str, Before(_secret_name)] | None = None  # names the variable with the key of this server
+
+
+Cost = int | float
+
+
+def _above_zero(written: Any) -> Any:
+    if isinstance(written, int | float) and not isinstance(written, bool) and not 0 < written < float("inf"):
+        raise ValueError("should be an amount above 0, in US dollars")
+    return written
+
+
+class AiLimits(Part):
+    """`limits`: limits of the agent beside its time."""
+
+    requests: int | None = field(default=None, ge=1)
+    tool_calls: int | None = field(default=None, ge=0)
+    input_tokens: int | None = field(default=None, ge=1)
+    output_tokens: int | None = field(default=None, ge=1)
+    total_tokens: int | None = field(default=None, ge=1)
+    cost: Annotated[Cost, Before(_above_zero)] | None = None  # in US dollars
+
+
+class AiServer(Part):
+    """`mcp_servers`: an MCP server whose tools the agent may call."""
+
+    command: str | None = None
+    args: list[str] = field(default=[], keys=("args", "command_args"))
+    env: dict[str, Scalar] = field(default={})
+    url: str | None = None
+    headers: dict[str, Scalar] = field(default={})
+    tools: list[str] | None = None
+    timeout: Milliseconds | None = None
+    connect_timeout: Milliseconds | None = None
+    transport: Literal["stdio", "http"] | None = None
+
+    def check_together(self) -> None:
+        check_server(self.command, self.url, self.transport)
+
+
+DEFAULT_RETRY = Retry(max=2, backoff=Backoff(mode="exponential", delay_ms=500, max_delay_ms=30_000, jitter=True))
+DEFAULT_REQUESTS = 50  # more is a loop
+
+
+class AiPart(AiModel):
+    """`ai`: which model, how long, with which tools."""
+
+    system_prompt: str | None = None
+    timeout: Milliseconds | None = None
+    ai_timeout: Milliseconds | None = None  # the soft limit
+    mcp_servers: dict[str, AiServer] = field(default={})
+    tools: Annotated[list[str], Before(as_list, str | list[str])] = field(default=[])
+    max_iterations: int | None = field(default=None, ge=1)
+    limits: AiLimits = AiLimits()
+    retry: Retry = DEFAULT_RETRY
+    fallback: list[AiModel] = field(default=[])
+    timeout_behavior: Literal["graceful", "negotiated"] = "graceful"
+    negotiated_timeout_budget: Milliseconds | None = None
+    negotiated_timeout_max_requests: int | None = field(default=None, ge=1)
+    negotiated_timeout_max_per_request: Milliseconds | None = None
+    graceful_stop_deadline: Milliseconds | None = None
 
 
 def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[str, str] | None = None) -> ChosenModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from functools import cache
 from importlib import import_module
@@ -30,10 +30,11 @@ from ...supervise.clock import monotonic_ns
 from .matrix import combine
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ...calls.runtime import Runtime
     from ...calls.supervised_commands import OnOutput
     from ...people.inbox import Inbox
-    from .workflow import RunFile
 
 
 MODULES = {
@@ -429,6 +430,20 @@ class CancelledAttempt:
     """The result of an attempt, left by its provider before it passes a cancellation on."""
 
     result: StepResult | None = None
+
+
+@value
+class NestedRun:
+    file: Path
+    inputs: Mapping[str, Any]
+    env: Mapping[str, str]
+    step_id: str
+    item: tuple[int, int]  # of the step, and the number of items
+    stop: asyncio.Future[str]  # stops the run, once it holds the reason
+
+
+RunFile = Callable[[NestedRun], Awaitable[Envelope]]
+"""Runs a file inside the bound of the current scope. Raises Failure if it cannot run."""
 
 
 @value

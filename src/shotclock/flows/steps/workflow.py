@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.envelope import Envelope
 from ...core.limits import in_seconds
 from ...core.validation import field
-from ...core.value_types import replace, value
-from .provider import Provider, StepCall, StepPart, StepResult, StepType
+from ...core.value_types import replace
+from .provider import NestedRun, Provider, StepCall, StepPart, StepResult, StepType
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,20 +46,6 @@ STEP_TYPES = (WORKFLOW,)
 # Beyond the grace of its steps: kills, verification, the record, and the clean-up, whose limit (CLEAN_UP_LIMIT_MS) is
 # shorter.
 STOP_LIMIT_S = 320.0
-
-
-@value
-class NestedRun:
-    file: Path
-    inputs: Mapping[str, Any]
-    env: Mapping[str, str]
-    step_id: str
-    item: tuple[int, int]  # of the step, and the number of items
-    stop: asyncio.Future[str]  # stops the run, once it holds the reason
-
-
-RunFile = Callable[[NestedRun], Awaitable[Envelope]]
-"""Runs a file inside the bound of the current scope. Raises Failure if it cannot run."""
 
 
 class WorkflowProvider(Provider):
