@@ -18,15 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from ..core.errors import Failure, SideEffects
 from ..core.validation import Part, read_hints
 from ..core.value_types import value
-from .payload import (
-    ACTION_TYPES,
-    DEFAULT_BUDGET_MS,
-    DEFAULT_TIMEOUT_MS,
-    EXPECTED_FORMAT,
-    MAX_TIMEOUT_MS,
-    Help,
-    Matcher,
-)
+from .payload import ACTION_TYPES, DEFAULT_BUDGET_MS, DEFAULT_TIMEOUT_MS, EXPECTED_FORMAT, MAX_TIMEOUT_MS, Help, Matcher
 
 MARGIN_MS = 5_000  # the least time that the execution of a verb has beyond its one wait or sleep
 NAME_A_NODE = "name a node: ref, text, text_contains, id, role, label or css"

@@ -87,12 +87,7 @@ COMMANDS = {
     "notify": Subcommand(
         "notify",
         options=(
-            argument(
-                "what",
-                "test.",
-                choices=("test",),
-                missing="write `shotclock notify test [FLOW]`",
-            ),
+            argument("what", "test.", choices=("test",), missing="write `shotclock notify test [FLOW]`"),
             argument("flow", "A workflow file; without one, the user's own file."),
             JSON,
             timeout_option(),

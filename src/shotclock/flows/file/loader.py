@@ -260,12 +260,7 @@ def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
 
 
 # Keys of a step, or of the file, and the keys of the `ai` block with the same meaning.
-_AI_KEYS = {
-    "ai_model": "model",
-    "ai_provider": "provider",
-    "ai_mcp_servers": "mcp_servers",
-    "ai_custom_tools": "tools",
-}
+_AI_KEYS = {"ai_model": "model", "ai_provider": "provider", "ai_mcp_servers": "mcp_servers", "ai_custom_tools": "tools"}
 
 
 def _translate(plain: dict[str, Any], folder: Path) -> dict[str, Any]:

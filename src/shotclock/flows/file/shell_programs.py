@@ -29,37 +29,14 @@ class Letters(NamedTuple):
 
 RUNNERS = {
     **dict.fromkeys(("command", "builtin", "coproc", "nohup", "setsid", "busybox"), Letters()),
-    **{
-        "env": Letters("uCa", "S"),
-        "exec": Letters("a"),
-        "sudo": Letters("CDghpRrTtUu"),
-        "doas": Letters("Cu"),
-    },
-    **{
-        "nice": Letters("n"),
-        "ionice": Letters("cnpPu"),
-        "chrt": Letters("TPD", operands=1),
-        "time": Letters("fo"),
-    },
-    **{
-        "timeout": Letters("ks", operands=1),
-        "taskset": Letters(operands=1),
-        "flock": Letters("Ew", "c", 1),
-    },
-    **{
-        "chroot": Letters(operands=1),
-        "unshare": Letters("GRSw"),
-        "nsenter": Letters("tSG"),
-        "stdbuf": Letters("ieo"),
-    },
+    **{"env": Letters("uCa", "S"), "exec": Letters("a"), "sudo": Letters("CDghpRrTtUu"), "doas": Letters("Cu")},
+    **{"nice": Letters("n"), "ionice": Letters("cnpPu"), "chrt": Letters("TPD", operands=1), "time": Letters("fo")},
+    **{"timeout": Letters("ks", operands=1), "taskset": Letters(operands=1), "flock": Letters("Ew", "c", 1)},
+    **{"chroot": Letters(operands=1), "unshare": Letters("GRSw"), "nsenter": Letters("tSG"), "stdbuf": Letters("ieo")},
     **{"xargs": Letters("adEILnPs"), "strace": Letters("aeEIoOpPsSuX")},
 }
 _LANGUAGES = {
-    **{
-        "python": Letters("WX", "c", last="cm"),
-        "perl": Letters("eEI", "eE"),
-        "ruby": Letters("erICE", "e"),
-    },
+    **{"python": Letters("WX", "c", last="cm"), "perl": Letters("eEI", "eE"), "ruby": Letters("erICE", "e")},
     **dict.fromkeys(("node", "nodejs"), Letters("eprC", "ep")),
     **{"php": Letters("rBREdczS", "rBRE"), "lua": Letters("el", "e")},
     **dict.fromkeys(("bun", "deno", "osascript", "Rscript"), Letters("e", "e")),

@@ -181,12 +181,7 @@ def _expressions(written: Mapping[str, Any], without: Collection[str] = ()) -> I
 
 class _Planner:
     def __init__(
-        self,
-        old: StoredRun,
-        store: Store,
-        workflow: WorkflowFile,
-        inputs: Mapping[str, Any],
-        start_from: Sequence[str],
+        self, old: StoredRun, store: Store, workflow: WorkflowFile, inputs: Mapping[str, Any], start_from: Sequence[str]
     ) -> None:
         self.old, self.store, self.workflow = old, store, workflow
         self.states = read_record(old, store)[1]

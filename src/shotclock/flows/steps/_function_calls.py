@@ -146,13 +146,7 @@ def _request_of(step: StepCall, call: Call) -> CallRequest:
     command, arguments = step.settings["command"], step.settings["arguments"]
     run_wait, justification = None, ""
     if step.key:
-        run_wait = RunWait(
-            step.key,
-            step.run_began_at,
-            step.waits,
-            lambda: bounded_by_run(call),
-            _surroundings(step),
-        )
+        run_wait = RunWait(step.key, step.run_began_at, step.waits, lambda: bounded_by_run(call), _surroundings(step))
         if "justification" not in arguments:  # a command with such an argument shows its own
             justification = f"{step.name} of run {step.key.partition('/')[0]} calls this command."
     # The soft limit of the step winds the command down.

@@ -169,11 +169,7 @@ class HttpProvider(Provider):
         current_scope.set(scope)  # of this task only: the lookup ends with the request
         wanted = exchange.request
         transport = Transport(
-            names,
-            lambda: self._tls_for(env),
-            env,
-            on_sign=exchange.sign_of_life,
-            on_body=exchange.response.count_bytes,
+            names, lambda: self._tls_for(env), env, on_sign=exchange.sign_of_life, on_body=exchange.response.count_bytes
         )
         try:
             async with httpx2.AsyncClient(transport=transport, timeout=None, trust_env=False) as client:

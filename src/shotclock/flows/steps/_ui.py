@@ -12,13 +12,7 @@ from ...core.errors import Ending, Failure
 from ...supervise.clock import monotonic_ns
 from ...ui.client import KILL_MARGIN_MS, RESULT_MARGIN_MS, execute_async
 from ...ui.device import DEFAULT_DEVICE, kind_of
-from ...ui.payload import (
-    BEST_EFFORT_MAX_TIMEOUT_MS,
-    DEFAULT_TIMEOUT_MS,
-    MIN_TIMEOUT_MS,
-    max_timeout_ms,
-    read_execution,
-)
+from ...ui.payload import BEST_EFFORT_MAX_TIMEOUT_MS, DEFAULT_TIMEOUT_MS, MIN_TIMEOUT_MS, max_timeout_ms, read_execution
 from ...ui.verbs import new_head
 from .provider import Provider, StepCall, StepPart, StepResult, StepType, cancelled_outcome, duration_ms
 

@@ -238,11 +238,7 @@ _DECISION_SCHEMA = {
     },
     "required": ["reason"],
 }
-_ASK_MODEL = Operation(
-    "model",
-    HandlerReference(_AGENT_MODULE, "run_agent", is_async=True),
-    isolation="process",
-)
+_ASK_MODEL = Operation("model", HandlerReference(_AGENT_MODULE, "run_agent", is_async=True), isolation="process")
 
 
 class AiProvider(Provider):

@@ -44,11 +44,7 @@ def _known_shell(words: list[str]) -> list[str]:
     return words
 
 
-Shell = Annotated[
-    list[str],
-    Before(as_list, str | list[str]),
-    After(_known_shell),
-]
+Shell = Annotated[list[str], Before(as_list, str | list[str]), After(_known_shell)]
 
 
 class CommandStep(StepPart):

@@ -30,16 +30,7 @@ from ...core.value_types import replace, value
 from ...core.visible_text import hide_credentials, hide_values
 from ...supervise.clock import monotonic_ns
 from ...worker.context import Scope, current_scope
-from .provider import (
-    Provider,
-    StepCall,
-    StepPart,
-    StepResult,
-    StepType,
-    WholeMs,
-    cancelled_outcome,
-    remaining_limit_ms,
-)
+from .provider import Provider, StepCall, StepPart, StepResult, StepType, WholeMs, cancelled_outcome, remaining_limit_ms
 
 
 class GitStep(StepPart):

@@ -93,11 +93,7 @@ def _with_names(names: list[str]) -> list[str]:
     return names
 
 
-Names = Annotated[
-    list[str],
-    Before(as_list, str | list[str]),
-    After(_with_names),
-]
+Names = Annotated[list[str], Before(as_list, str | list[str]), After(_with_names)]
 
 
 def _as_dependencies(written: Any) -> Any:

@@ -66,10 +66,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
         "type": "object",
         "required": ["issues"],
         "properties": {
-            "issues": {
-                "type": "array",
-                "items": {"type": "object", "required": _REQUIRED, "properties": _ISSUE},
-            }
+            "issues": {"type": "array", "items": {"type": "object", "required": _REQUIRED, "properties": _ISSUE}}
         },
     },
     "overview": {
