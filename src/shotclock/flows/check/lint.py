@@ -170,7 +170,9 @@ class _Nesting:
             return [Finding("nested/circle", _circle_in_words(own, above), path)], []
         if len(above) >= NESTING_LIMIT:
             return [Finding("nested/depth", f"workflows in workflows, more than {NESTING_LIMIT} deep", path)], []
-        limit_ms = _limit_ms(workflow, step, timeout_ms)
+        run_ms = run_timeout_ms(workflow, timeout_ms)
+        inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
+        limit_ms = min((limit for limit in (step_timeout_ms(workflow, step), inside_ms) if limit), default=None)
         here = list(_check_fit(child, str(where[1]), step, limit_ms)) if where[0] == "steps" else []
         last = child.readable if where[0] == "steps" and where[1] in workflow.finally_ else None
         if last is not None and (why := find_person_inside(last)) is not None:
@@ -223,13 +225,6 @@ def _files_in(folder: Path) -> list[str]:
             return [entry.name for entry in islice(entries, FINDINGS_LIMIT)]
     except (OSError, ValueError):
         return []
-
-
-def _limit_ms(workflow: WorkflowFile, step: StepPart, timeout_ms: int | None) -> int | None:
-    """Return the longest time of a step, inside that of the run. None is no limit."""
-    run_ms = run_timeout_ms(workflow, timeout_ms)
-    inside_ms = None if run_ms is None else run_ms - reserve_ms_for(run_ms)
-    return min((limit for limit in (step_timeout_ms(workflow, step), inside_ms) if limit), default=None)
 
 
 def _check_fit(child: Loaded, step_id: str, step: WorkflowStep, limit_ms: int | None) -> Iterator[Finding]:

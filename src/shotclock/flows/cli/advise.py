@@ -21,17 +21,12 @@ def _run_advise(flow: str, step: list[str], runs: int, timeout: int) -> ChildWor
 
 
 def _show(flow: str, steps: Sequence[str], runs: int) -> Outcome:
-    loaded = _load(flow)
-    if loaded.workflow is None:
-        return judge(loaded, list(loaded.findings))
-    return Outcome(Ending.FINISHED, data=_advise(flow, loaded, steps, runs))
-
-
-def _load(flow: str) -> Loaded:
     loaded = try_load(flow)
     if isinstance(loaded, Failure):
         raise loaded
-    return loaded
+    if loaded.workflow is None:
+        return judge(loaded, list(loaded.findings))
+    return Outcome(Ending.FINISHED, data=_advise(flow, loaded, steps, runs))
 
 
 def _advise(flow: str, loaded: Loaded, steps: Sequence[str], runs: int) -> dict[str, object]:

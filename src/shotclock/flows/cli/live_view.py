@@ -74,7 +74,9 @@ class View:
         self._states: dict[str, StepState] = {}
         self._running: dict[str, _AttemptClock] = {}
         self._finished: dict[str, None] = {}
-        self._on_call = _find_reactions(workflow)
+        reactions = [each for step in workflow.steps.values() for each in (step.on_fail, step.on_success) if each]
+        waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
+        self._on_call = {name for reaction in reactions for name in reaction.run} - waited_for
         self._longest = min(LONGEST_NAME, max((len(one_line(name)) for name in self._graph), default=1))
         for state in recorded.values():
             if state.status.is_final and (state.status is not Status.SKIPPED or state.is_settled):
@@ -361,12 +363,6 @@ class _AttemptClock:
 
     def is_pausing(self, state: StepState) -> bool:
         return state.error is not None and state.error is not self._before
-
-
-def _find_reactions(workflow: WorkflowFile) -> set[str]:
-    reactions = [each for step in workflow.steps.values() for each in (step.on_fail, step.on_success) if each]
-    waited_for = {name for groups in graph_of(workflow).values() for name in needs(groups)}
-    return {name for reaction in reactions for name in reaction.run} - waited_for
 
 
 def _shorten(name: str, width: int) -> str:

@@ -32,7 +32,9 @@ def _test(flow: str | None) -> Outcome:
     entries: Sequence[NotifyPart]
     environment, folder = dict(os.environ), None
     if flow is None:
-        _refuse_project()
+        for mistake in read_limits(os.environ, os.getcwd(), {}, {})[1]:
+            if mistake.endswith(NOT_OF_A_PROJECT):  # the file of a project asks for messages
+                raise Failure("ARG_ERROR", mistake)
         file, entries = config_file(os.environ), read_user_file(os.environ).notify
     else:
         loaded = load_or_refuse(flow)
@@ -66,14 +68,6 @@ def _test(flow: str | None) -> Outcome:
         hint = "data.messages has the reason of each; correct the entry or its channel, then try again"
         problem = Problem("UNAVAILABLE", message, suggestion=hint)
     return Outcome(Ending.FINISHED, problem, data)
-
-
-def _refuse_project() -> None:
-    """Raise Failure if the project's file asks for messages."""
-    _, mistakes = read_limits(os.environ, os.getcwd(), {}, {})
-    for mistake in mistakes:
-        if mistake.endswith(NOT_OF_A_PROJECT):
-            raise Failure("ARG_ERROR", mistake)
 
 
 def _show(envelope: Envelope) -> None:

@@ -215,7 +215,7 @@ def _as_declared(value: Any, kind: str) -> Any:
         read = as_plain(read.value)
     if read.kept:
         raise ValueError(f"{_shorten(read.kept[0])} cannot be kept exactly as a number; give it as text")
-    if not _fits(read.value, kind):
+    if not (isinstance(read.value, _TYPES[kind]) and (kind in ("boolean", "any") or not isinstance(read.value, bool))):
         raise ValueError(f"{_shorten(repr(read.value))} is not of type {kind}")
     return read.value
 
@@ -233,10 +233,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "any": (object,),
 }
-
-
-def _fits(value: Any, kind: str) -> bool:
-    return isinstance(value, _TYPES[kind]) and (kind in ("boolean", "any") or not isinstance(value, bool))
 
 
 def find_wrong_defaults(workflow: WorkflowFile) -> Iterator[tuple[str, str]]:

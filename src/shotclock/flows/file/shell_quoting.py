@@ -58,22 +58,18 @@ def with_references(command: str, values: Sequence[str]) -> tuple[str, dict[str,
 
     def reference(found: re.Match[str]) -> str:
         name, value = VARIABLE.format(found[1]), values[int(found[1])]
-        _check_size(value)
+        if "\0" in value:
+            raise Unsafe("a value with a NUL byte in it cannot be passed to a command")
+        try:
+            size = len(value.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError:
+            raise Unsafe("a value with an incomplete character cannot be passed to a command") from None
+        if size > VALUE_LIMIT:
+            raise Unsafe(f"a value of more than {VALUE_LIMIT} bytes cannot be passed in a command: use `stdin`")
         variables[name] = value
         return _reference(script.places[found.start()], name, value)
 
     return MARKED.sub(reference, command), variables
-
-
-def _check_size(value: str) -> None:
-    if "\0" in value:
-        raise Unsafe("a value with a NUL byte in it cannot be passed to a command")
-    try:
-        size = len(value.encode("utf-8", "surrogateescape"))
-    except UnicodeEncodeError:
-        raise Unsafe("a value with an incomplete character cannot be passed to a command") from None
-    if size > VALUE_LIMIT:
-        raise Unsafe(f"a value of more than {VALUE_LIMIT} bytes cannot be passed in a command: use `stdin`")
 
 
 def _reference(place: ValueContext, name: str, value: str) -> str:

@@ -180,7 +180,8 @@ def report_of(
     the types of the steps."""
     is_alive = is_alive and run.parked_at is None  # a parked run has no process
     planned, callers = _plan(run)
-    names = dict.fromkeys([*_ids_of(run), *records])
+    written = run.workflow.get("steps") if isinstance(run.workflow, dict) else None
+    names = dict.fromkeys([*([str(name) for name in written] if isinstance(written, dict) else []), *records])
     as_of = run.ended_at or now
     elapsed_ms = as_of.since_ms(run.created_at)
     budget_ms = None if run.deadline_at is None else run.deadline_at.since_ms(run.created_at)
@@ -252,11 +253,6 @@ def _plan(run: StoredRun) -> tuple[Mapping[str, PlannedStep], Mapping[str, Colle
         return {step.id: step for step in plan_of(workflow).steps}, callers_of(workflow)
     except (ValidationError, ValueError, KeyError, AttributeError):
         return {}, {}
-
-
-def _ids_of(run: StoredRun) -> list[str]:
-    written = run.workflow.get("steps") if isinstance(run.workflow, dict) else None
-    return [str(name) for name in written] if isinstance(written, dict) else []
 
 
 def _worst_ms(step: ReportedStep, planned: PlannedStep | None) -> int | None:

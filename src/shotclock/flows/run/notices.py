@@ -145,12 +145,6 @@ def _events_of(envelope: Envelope, data: Mapping[str, Any]) -> Iterator[str]:
     yield "ended"
 
 
-def _explain_steps(data: Mapping[str, Any]) -> list[str]:
-    """Return a line for each of the first failed steps: why it failed."""
-    failed = [(name, data["steps"][name]["error"]) for name in data.get("failed", ())]
-    return [one_line(f"{name}: {error['message']}", 300) for name, error in failed if error][:STEPS_EXPLAINED]
-
-
 def _describe(
     run_id: str,
     name: str,
@@ -190,5 +184,6 @@ def _describe(
     if envelope.error is not None and event != "parked":
         described["message"] = str(envelope.error["message"])
         lines.append(one_line(f"{envelope.code}: {described['message']}", 500))
-        lines += _explain_steps(data)
+        failed = [(name, data["steps"][name]["error"]) for name in data.get("failed", ())]
+        lines += [one_line(f"{name}: {error['message']}", 300) for name, error in failed if error][:STEPS_EXPLAINED]
     return {**described, "text": "\n".join([*lines, described["command"]])}

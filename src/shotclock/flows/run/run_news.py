@@ -68,7 +68,10 @@ class RunNews:
             run.winding_down.add(name)
         if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
             self._write(self._write_deadline)
-            self._extend_proposals()
+            # The proposals of waiting steps stay open as long as the run can use them now.
+            for proposal in self._context.person_wait.waiting.values():
+                if isinstance(proposal, Proposal) and (bell := self._context.deadlines.of("")) is not None:
+                    self._context.inbox().follow(proposal.id, wall_time() + bell.remaining_ms(monotonic_ns()))
         elif state is not None and state.status is Status.RUNNING:
             state.overtime.append(described)
             if call.bound.owner == call.name:
@@ -76,12 +79,6 @@ class RunNews:
             self._write(partial(self._write_step, state))
         if run.on_news is not None:
             run.on_news(name, described)
-
-    def _extend_proposals(self) -> None:
-        """Keep the proposals of waiting steps open as long as the run can use them now."""
-        for proposal in self._context.person_wait.waiting.values():
-            if isinstance(proposal, Proposal) and (bell := self._context.deadlines.of("")) is not None:
-                self._context.inbox().follow(proposal.id, wall_time() + bell.remaining_ms(monotonic_ns()))
 
     def _write(self, write: Callable[[], None]) -> None:
         """Write at once, or again in a moment if the store is busy: only the store has it after a `kill -9`."""

@@ -126,7 +126,8 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
         there = await asyncio.to_thread(store.runs.get, request.run_id)
         if there is not None:
             raise run_exists(request.run_id)  # before it waits for its group
-    kept_ms = _kept_ms(request.workflow, call.bound.limit_ms)
+    last_ms = finally_reserve(request.workflow, call.bound.limit_ms).ms
+    kept_ms = kept_for_clean_up_ms(request.workflow, max(0, call.bound.limit_ms - last_ms)) + last_ms
     group = await enter_group(request.workflow, inputs, _group_request(request.run_id, call, store, caller, kept_ms))
     if group.stopped_by is not None:
         return answer(call, group.outcome)
@@ -164,12 +165,6 @@ def _group_request(
 ) -> GroupRequest:
     inside = () if caller.outer is None else caller.outer.runs
     return GroupRequest(run_id, call, store, caller.stop, caller.on_news, inside, cancel, resumed, kept_ms)
-
-
-def _kept_ms(workflow: WorkflowFile, limit_ms: int) -> int:
-    """Return how much of the time of a run is kept for clean-up and for `finally`."""
-    last_ms = finally_reserve(workflow, limit_ms).ms
-    return kept_for_clean_up_ms(workflow, max(0, limit_ms - last_ms)) + last_ms
 
 
 def run_exists(run_id: str) -> Failure:

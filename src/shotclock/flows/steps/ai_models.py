@@ -179,7 +179,13 @@ def choose_model(written: AiModel, environment: Mapping[str, str], own: Mapping[
     # A provider's key is only sent to its own server, to this machine, or to the address in the user's environment.
     is_trusted = url is None or url == environment.get(chosen.url_variable) or _is_own(url, chosen)
     if written.api_key_env is not None:
-        key = _read_named_key(written.api_key_env, variables, None if is_trusted else url)
+        foreign = None if is_trusted else url
+        if foreign is not None and written.api_key_env in KEY_NAMES:
+            message = f"{written.api_key_env} is not sent to {host_of(foreign)}: it is the key of a provider of models"
+            raise Failure("PRECONDITION", message, suggestion=NAME_KEY)
+        if not variables.get(written.api_key_env):
+            raise Failure("PRECONDITION", f"the variable {written.api_key_env} is not set, which `api_key_env` names")
+        key = variables[written.api_key_env]
     else:
         key = _find_key(chosen, variables) if is_trusted else ""
         if not key and not (provider == "openai" and url):  # a local server may need none
@@ -211,16 +217,6 @@ def _is_own(url: str, provider: ModelProvider) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return parts.scheme == "https" and (host == provider.host or host.endswith(f".{provider.host}"))
-
-
-def _read_named_key(name: str, variables: Mapping[str, str], foreign: str | None) -> str:
-    """Return the key of a variable. Raises Failure if it is not set, or is a provider's key for a `foreign` server."""
-    if foreign is not None and name in KEY_NAMES:
-        message = f"{name} is not sent to {host_of(foreign)}: it is the key of a provider of models"
-        raise Failure("PRECONDITION", message, suggestion=NAME_KEY)
-    if not variables.get(name):
-        raise Failure("PRECONDITION", f"the variable {name} is not set, which `api_key_env` names")
-    return variables[name]
 
 
 def _no_key(provider: str, foreign: str | None) -> Failure:

@@ -42,7 +42,14 @@ def text_of(document: dict[str, Any]) -> str:
     writer.allow_unicode = True
     out = io.StringIO()
     try:
-        writer.dump(_laid_out(_in_order(document)), out)
+        made: dict[str, Any] = _sort(document, _FILE_KEYS)
+        for key in _MAPPINGS_OF_STEPS:
+            steps = made.get(key)
+            if isinstance(steps, dict):
+                made[key] = {name: _sort(step, _STEP_KEYS) for name, step in steps.items()}
+            elif isinstance(steps, list):
+                made[key] = [_sort(step, _STEP_KEYS) for step in steps]
+        writer.dump(_laid_out(made), out)
     except Exception as error:
         raise ValueError(f"it cannot be written as YAML: {str(error)[:200]}") from None
     read = read_tree(out.getvalue())
@@ -81,17 +88,6 @@ def _header(file_name: str, notes: tuple[Note, ...]) -> Iterator[str]:
             yield "#"
             yield f"# {title}"
             yield from (f"#   {describe(note)}" for note in listed)
-
-
-def _in_order(document: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = _sort(document, _FILE_KEYS)
-    for key in _MAPPINGS_OF_STEPS:
-        steps = made.get(key)
-        if isinstance(steps, dict):
-            made[key] = {name: _sort(step, _STEP_KEYS) for name, step in steps.items()}
-        elif isinstance(steps, list):
-            made[key] = [_sort(step, _STEP_KEYS) for step in steps]
-    return made
 
 
 def _sort(part: Any, order: list[str]) -> Any:
