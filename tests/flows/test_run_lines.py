@@ -51,23 +51,6 @@ def test_each_line_is_behind_the_name_of_its_step_and_retries_are_said(lines_of:
     assert lines_of("--json") == lines_of("--output", "json") == []
 
 
-@pytest.mark.slow
-def test_under_github_actions_the_output_of_a_step_is_a_group_that_commands_nothing(
-    lines_of: Callable[..., list[str]],
-) -> None:
-    text = "\n".join(lines_of(GITHUB_ACTIONS="true"))
-    groups = re.findall(
-        r"^::group::(\w+) (\w+)\n::stop-commands::(\w{32})\n(.*?)\n::\3::\n::endgroup::$", text, re.M | re.S
-    )
-    found = {name: (end, sorted(output.splitlines())) for name, end, _, output in groups}
-    assert found == {
-        "build": ("succeeded", ["::error::trap", "compiling", "unfinished"]),
-        "flaky": ("failed", ["flaky (attempt 2) | out", "out"]),
-        "each": ("succeeded", ["each[0] | item a"]),
-    }
-    assert len({token for _, _, token, _ in groups}) == 3
-
-
 def running(name: str) -> StepState:
     return StepState(name, "command", status=Status.RUNNING)
 
@@ -164,8 +147,8 @@ def test_output_that_stays_with_workers_is_not_followed_and_the_command_that_rea
         assert "`shotclock logs RUN_ID -f --on temporal://127.0.0.1:9/default`" in told["message"]
 
 
-def text_of(*records: bytes, is_flat: bool = True) -> str:
-    writer = LabelledLines(is_flat=is_flat)
+def text_of(*records: bytes) -> str:
+    writer = LabelledLines()
     return "".join(writer.write("a | ", read_records(record)) for record in records) + writer.finish()
 
 
@@ -183,7 +166,7 @@ def test_a_failed_step_is_an_annotation_of_github_and_its_text_commands_nothing(
     with open(tmp_path / "err", "wb") as file:
 
         async def write() -> None:
-            async with RunLines(Outlet(file.fileno()), shows_output=True, in_groups=True) as lines:
+            async with RunLines(Outlet(file.fileno()), shows_output=True, annotates=True) as lines:
                 lines.note_output("a:b", 2, b"")
                 lines.note_change(failed)
                 lines.note_change(may_fail)

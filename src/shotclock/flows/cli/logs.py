@@ -82,9 +82,7 @@ def _flatten(text: str) -> str:
 class LabelledLines:
     """Text of the lines of several logs, each behind its label."""
 
-    def __init__(self, *, is_flat: bool = False) -> None:
-        """`is_flat`: lines move no cursor, as those behind a label never do."""
-        self._is_flat = is_flat
+    def __init__(self) -> None:
         self._unfinished: tuple[str, int] | None = None
         self._has_returned = False
 
@@ -99,7 +97,7 @@ class LabelledLines:
                 self._unfinished = None
                 continue
             text = line.text
-            if self._is_flat or label:
+            if label:
                 is_drawn_anew = text.startswith("\r") or self._has_returned
                 text, self._has_returned = _flatten(text), text.endswith("\r")
                 if is_drawn_anew and begun == place:  # a progress bar

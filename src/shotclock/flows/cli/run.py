@@ -286,10 +286,10 @@ class _Events:
     def find_lines(self, alone: bool) -> RunLines:
         if sys.stderr is None or (alone and not is_terminal(sys.stderr)):
             return RunLines.unseen()
-        in_groups = os.environ.get("GITHUB_ACTIONS") == "true"
+        annotates = os.environ.get("GITHUB_ACTIONS") == "true"
         only = self._options.follow or ()
         where = "" if self._options.on is None else self._options.on.on_command_line
-        return RunLines(Outlet(2), shows_output=not self._options.quiet, in_groups=in_groups, only=only, where=where)
+        return RunLines(Outlet(2), shows_output=not self._options.quiet, annotates=annotates, only=only, where=where)
 
     def note_change(self, state: StepState) -> None:
         self._write("step", {"id": state.id, **state.to_answer()})

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from ...core.limits import NS_PER_MS, format_duration
-from ...core.value_types import field, record
 from ...core.visible_text import one_line
 from ...supervise.clock import monotonic_ns
 from ...terminal.output import Outlet
@@ -30,25 +27,7 @@ from .logs import LabelledLines, is_part_of, label_of
 HEARTBEAT_S = 30.0  # the longest silence
 LOOK_S = 0.2  # between two looks at the silence, and at a reader that is behind
 HELD_LIMIT = 256 * 1024  # of output for a reader that is behind; what comes then is left out
-GROUP_LIMIT = 1024 * 1024  # of the output of one step in a group; of more, the beginning is left out
 NAMED = 5  # running steps in a sign of life
-
-
-@record
-class _Group:
-    """The output of a step that has not ended."""
-
-    writer: LabelledLines = field(default_factory=lambda: LabelledLines(is_flat=True))
-    texts: deque[str] = field(default_factory=deque)
-    size: int = 0
-    left_out: int = 0
-
-    def add(self, text: str) -> None:
-        self.texts.append(text)
-        self.size += len(text)
-        while self.size > GROUP_LIMIT and len(self.texts) > 1:
-            dropped = len(self.texts.popleft())
-            self.size, self.left_out = self.size - dropped, self.left_out + dropped
 
 
 class RunLines:
@@ -61,20 +40,19 @@ class RunLines:
         outlet: Outlet | None,
         *,
         shows_output: bool,
-        in_groups: bool = False,
+        annotates: bool = False,
         only: Sequence[str] = (),
         heartbeat_s: float = HEARTBEAT_S,
         where: str = "",
     ) -> None:
-        """`in_groups`: the output of a step is one group of GitHub Actions, written when the step has ended. `only`:
-        the steps whose output is shown, if not all. `where` is the address of its engine."""
+        """`annotates`: failed steps are annotations of GitHub Actions. `only`: the steps whose output is shown, if not
+        all. `where` is the address of its engine."""
         self._outlet = outlet
         self._shows_output = shows_output and outlet is not None
-        self._in_groups, self._where = in_groups, where
+        self._annotates, self._where = annotates, where
         self._only = only
         self._heartbeat_s = heartbeat_s
         self._writer = LabelledLines()
-        self._groups: dict[str, _Group] = {}
         self._running: dict[str, int] = {}
         self._unannounced: dict[str, tuple[int, str]] = {}  # a step whose `if` is false is never announced as running
         self._attempts: dict[str, int] = {}
@@ -98,8 +76,6 @@ class RunLines:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
         self._announce()
-        for step in list(self._groups):
-            self._write_group(step, "not ended")
         if self._outlet is not None:
             self._outlet.finish()
 
@@ -120,11 +96,10 @@ class RunLines:
             self._unannounced.pop(state.id, None)
         self._announce(state.id)
         self._running.pop(state.id, None)
-        self._write_group(state.id, state.status.value)
         line = _describe(state)
         if (attempts := self._attempts.pop(state.id, 1)) > 1 and state.status.is_final:
             line += f" ({attempts_in_words(attempts)})"
-        if self._in_groups and state.status.is_bad:  # shown above the log as well
+        if self._annotates and state.status.is_bad:  # shown above the log as well
             kind = "warning" if state.continues else "error"
             line = f"::{kind} title={_escape(state.id, ':,')}::{_escape(line)}"
         self._write_line(line)
@@ -150,12 +125,7 @@ class RunLines:
             return
         if self._only and not any(is_part_of(step, name) for name in self._only):
             return
-        if self._in_groups:
-            owner = step.partition("[")[0].partition(" tool ")[0]
-            group = self._groups.setdefault(owner, _Group())
-            label = "" if step == owner and number == 1 else label_of(step, number)
-            group.add(group.writer.write(label, read_records(records)))
-        elif self._outlet is not None and self._outlet.held > HELD_LIMIT:
+        if self._outlet is not None and self._outlet.held > HELD_LIMIT:
             self._left_out += len(records)
         else:
             self._write(self._left_out_line() + self._writer.write(label_of(step, number), read_records(records)))
@@ -187,16 +157,6 @@ class RunLines:
         ]
         more = f" and {len(steps) - NAMED} more" if len(steps) > NAMED else ""
         return f"… running: {', '.join(steps[:NAMED])}{more}"
-
-    def _write_group(self, step: str, end: str) -> None:
-        group = self._groups.pop(step, None)
-        if group is None:
-            return
-        token = os.urandom(16).hex()
-        left_out = f"[… {group.left_out} characters left out …]\n" if group.left_out else ""
-        output = left_out + "".join(group.texts) + group.writer.finish()
-        # Lines of the output that look like commands of the runner are not obeyed.
-        self._write(f"::group::{step} {end}\n::stop-commands::{token}\n{output}::{token}::\n::endgroup::\n")
 
     def _left_out_line(self) -> str:
         left_out, self._left_out = self._left_out, 0

@@ -44,6 +44,7 @@ _LEFT_OUT = {
 _UNKNOWN_TYPES = {
     "script": "scripts are not converted: write a command",
     "memory": "there is no memory between steps here: hand values on as outputs",
+    "claude-code": "there is no such step here: write a command with `claude --print`",
     "github": "there are no operations on GitHub here: write a command with `gh`",
     "http_input": "a step does not wait for requests here: start `shotclock run` when one comes",
     "a2a": "there is no client of A2A here",
@@ -524,27 +525,6 @@ def _named_schema(step: _VisorStep, schema: str) -> None:
         step.file.notes.add(step.path("schema"), f"the schema {schema[:60]!r} cannot be read here")
 
 
-def _claude_code(step: _VisorStep) -> None:
-    _prompt(step)
-    step.made["stdin"] = step.made.pop("prompt")
-    words = ["claude", "--print"]
-    block = step.left.pop("claude_code", None)
-    for key, part in (block if isinstance(block, dict) else {}).items():
-        if key == "maxTurns" and isinstance(part, int):
-            words += ["--max-turns", str(part)]
-        elif key == "allowedTools" and isinstance(part, list) and all(isinstance(each, str) for each in part):
-            words += ["--allowedTools", ",".join(part)]
-        elif key == "systemPrompt" and isinstance(part, str) and "{" not in part:
-            words += ["--append-system-prompt", part]
-        else:
-            step.file.notes.add(step.path("claude_code", key), "it is no option of the command `claude`")
-    step.made["exec"] = shlex.join(words)
-    step.made["output_format"] = "text"
-    step.made["timeout"] = "10m"
-    what = "it runs the command `claude`, which has to be installed, for ten minutes at most"
-    step.file.notes.add(step.path("type"), what, is_lost=False)
-
-
 STEP_KINDS: dict[str, Callable[[_VisorStep], None]] = {
     "ai": _ai,
     "command": _command,
@@ -556,5 +536,4 @@ STEP_KINDS: dict[str, Callable[[_VisorStep], None]] = {
     "human-input": _human_input,
     "git-checkout": _git_checkout,
     "workflow": _workflow,
-    "claude-code": _claude_code,
 }
