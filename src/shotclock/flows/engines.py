@@ -103,8 +103,6 @@ class Engine(EngineRuns, Protocol):
 
 
 class EmbeddedEngine:
-    """The engine of this machine."""
-
     where = ""
 
     def __init__(self, store: Store) -> None:

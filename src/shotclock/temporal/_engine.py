@@ -466,7 +466,6 @@ class TemporalEngine:
         raise Failure("RUN_NOT_FOUND", message, context={"near": found}, suggestion=hint)
 
     async def _describe(self, run_id: str) -> WorkflowExecutionDescription:
-        """Return the engine's own description of a run, which needs no worker."""
         handle = await self.handle(run_id)
         try:
             described = await handle.describe(rpc_timeout=RPC_LIMIT)
@@ -682,7 +681,6 @@ async def _read_ended(handle: Handle) -> Envelope:
 
 
 async def _read_memo(found: WorkflowExecution, name: str, default: T) -> T:
-    """Return a memo of a run; the default if it was encrypted with another key."""
     try:
         memo: T = await found.memo_value(name, default=default)
         return memo

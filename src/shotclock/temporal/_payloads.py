@@ -61,7 +61,6 @@ class UnreadablePayload(ValueError):
 
 
 def find_unreadable(error: BaseException | None) -> BaseException | None:
-    """Return the UnreadablePayload that another error was raised for."""
     while error is not None and not isinstance(error, UnreadablePayload):
         error = error.__cause__ or error.__context__
     return error

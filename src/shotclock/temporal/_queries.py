@@ -63,8 +63,6 @@ async def _explain_failing(handle: Handle) -> Failure:
 
 
 class RunChanges:
-    """The changes of a run and of the runs inside it, in order, for its caller."""
-
     def __init__(self, client: Client, run_id: str, caller: RunCaller) -> None:
         self._client, self._run_id, self._caller = client, run_id, caller
         self._read: dict[str, int] = {}  # how many changes of each run were read

@@ -78,8 +78,6 @@ class StepTails:
 
 @entity
 class _ActivityReading:
-    """What was read of one activity."""
-
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     read: int = 0  # bytes that were shown, or named as left out
 
@@ -131,7 +129,6 @@ class RunTails:
                 each.cancel()
 
     async def _look(self, client: Client) -> None:
-        """Read the last heartbeats."""
         for run_id in list(self._open):
             try:
                 described = await client.get_workflow_handle(run_id).describe(rpc_timeout=RPC_LIMIT)
@@ -187,5 +184,4 @@ class RunTails:
         return self._readings.setdefault((run_id, activity_id), _ActivityReading())
 
     def _prefix(self, run_id: str) -> str:
-        """Return the name of a run inside this one, before the names of its steps."""
         return "" if run_id == self._run_id else f"{run_id.removeprefix(f'{self._run_id}.')}."

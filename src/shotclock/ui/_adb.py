@@ -137,8 +137,6 @@ async def find_server_version() -> int | None:
 
 
 class Adb:
-    """The client, for one phone or for none."""
-
     def __init__(self, program: str, services: DeviceServices, serial: str = "") -> None:
         self.program = program
         self.serial = serial
@@ -213,7 +211,6 @@ class Adb:
         return parse_phones(output.stdout.decode("utf-8", "replace"))
 
     async def find_phones(self) -> list[Phone]:
-        """Return the phones of this machine, without leaving a server where there was none."""
         if await self.check_server():
             return await self.list_phones()
         with _own_server() as own:

@@ -374,7 +374,6 @@ async def _explained(what: str, within_ms: int, silent: str = "EVAL_TIMEOUT") ->
 
 
 def _read_place(output: str) -> Place:
-    """Return the resumed activity, or the window that has the focus."""
     lines = output.splitlines()
     for sign in ("topResumedActivity", "ResumedActivity", "mFocusedApp"):
         for line in lines:
@@ -509,7 +508,6 @@ class Hierarchy:
         )
 
     def text_of(self, node: Node) -> str:
-        """Return the text of a node, its description, or the texts inside it."""
         if node.label:
             return node.label
         return " ".join(each.label for each in self._inside(node) if each.is_seen and each.label)

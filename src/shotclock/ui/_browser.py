@@ -513,7 +513,6 @@ class BrowserDevice:
 
 
 async def _count(root: Any, within_ms: int) -> int | None:
-    """Return the number of elements in a frame or below a node, or None where it does not answer."""
     try:
         return int(await bounded(root.evaluate(page_scripts.COUNT_NODES), within_ms))
     except TimeoutError:

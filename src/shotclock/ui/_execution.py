@@ -286,7 +286,6 @@ async def perform(device: Device, action: Action, within_ms: int) -> dict[str, o
 
 
 def shorten_snapshot(snapshot: Snapshot, max_bytes: int) -> dict[str, object]:
-    """Return the lines that fit, and the numbers of lines left out and of long lines cut."""
     lines: list[str] = []
     size = lines_cut = 0
     every = snapshot.text.splitlines()

@@ -126,7 +126,6 @@ async def await_hidden(page: Any, matcher: Matcher, time: Countdown, timeout: An
 
 
 async def read_texts(page: Any, node: Any, matcher: Matcher, time: Countdown) -> tuple[list[str], list[str]]:
-    """Return the texts of all nodes that match, at least that of `node`, and the addresses of silent frames."""
     own = f"n => ({page_scripts.READ_TEXTS})([n])[0]"
     if matcher.ref is not None:  # Playwright finds only one node at a time by its ref
         return [str(await node.evaluate(own, timeout=time.left_ms))], []

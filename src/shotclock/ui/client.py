@@ -309,7 +309,6 @@ def remove_leftovers(stem: str) -> None:
 
 
 def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int | None = None) -> socket.socket:
-    """Start the daemon of a device, unless another process just did."""
     kind_of(device)  # refuse a misspelt name
     make_private_directory(folder())
     log = f"{stem_of(device)}.log"

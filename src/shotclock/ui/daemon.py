@@ -287,7 +287,6 @@ class Daemon:
             self._opened = False
 
     async def _cancel(self, why: str) -> None:
-        """Cancel the running execution. Its caller receives the reason."""
         call, executing = self._call, self._executing
         if call is None or executing is None or executing.done():
             return
@@ -493,7 +492,6 @@ class RuntimeServices:
 
 
 async def find_all_devices() -> list[DeviceEntry]:
-    """Return the devices of every kind; for a kind that cannot be listed, the reason."""
     async with Runtime() as runtime:
         services = RuntimeServices(runtime)
         found: list[DeviceEntry] = []

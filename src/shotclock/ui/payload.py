@@ -164,8 +164,6 @@ class Matcher(CamelPart):
 
 
 class Coordinate(CamelPart):
-    """A point on the screen or in the viewport, from its upper left."""
-
     x: Point
     y: Point
 

@@ -48,7 +48,6 @@ app: App = App(
 
 
 async def _run(payload: dict[str, Any], device: str, ctx: Context, timeout_ms: int | None = None) -> dict[str, Any]:
-    """Run an execution and return its result. Raises Failure with the code, the data and the side effects."""
     envelope = await execute_async(
         device,
         _confine_files(payload),
@@ -185,7 +184,6 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 
 
 def _execution_schema() -> dict[str, Any]:
-    """Return the schema of an execution for a model: every param once, with its type."""
     params: dict[str, Any] = {}
     for kind in ACTION_TYPES.values():
         for leaf in leaves_of(kind):

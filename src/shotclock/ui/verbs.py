@@ -127,7 +127,6 @@ class Verb:
 
     @property
     def parameters(self) -> list[Parameter]:
-        """Return the parameters of all of its actions. Those that only some of them have are not required."""
         lists = [list(_parameters_of(action)) for action in self.actions]
         found: dict[str, Parameter] = {}
         for each in self.more:
@@ -204,7 +203,6 @@ VERBS = {
 
 
 def build(verb_name: str, values: Mapping[str, object], timeout_ms: object = None) -> dict[str, Any]:
-    """Return the payload of a command with these inputs; `timeout_ms` is the execution's."""
     verb = VERBS[verb_name]
     given = {name: each for name, each in values.items() if each is not None and each is not False and each != []}
     action_type = _choose(verb, given)
@@ -287,7 +285,6 @@ def _choose(verb: Verb, given: Mapping[str, object]) -> str:
 
 
 def _fill(verb: Verb, action_type: str, given: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the params, and the missing inputs with their texts."""
     params: dict[str, Any] = {}
     missing: dict[str, str] = {}
     inputs = {each.name: each for each in _inputs_of(ACTION_TYPES[action_type])}

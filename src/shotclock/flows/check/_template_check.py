@@ -261,7 +261,6 @@ def _unknown_filter(rule: str, name: str, known: Collection[str]) -> Finding:
 
 @cache
 def _methods() -> frozenset[str]:
-    """Return the methods of values, and of Jinja's objects."""
     kinds: tuple[type, ...] = (str, list, dict, int, float, tuple, range)
     of_values = {name for kind in kinds for name in dir(kind) if not name.startswith("_")}
     return frozenset(of_values | {"cycle", "changed", "next", "reset", "super"})

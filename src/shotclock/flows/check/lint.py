@@ -157,7 +157,6 @@ class _Nesting:
         timeout_ms: int | None,
         above: tuple[str, ...],
     ) -> tuple[list[Finding], list[Finding]]:
-        """Return the findings about running that file here, and those inside it."""
         path = (*where, "workflow")
         if self.checked_bytes > NESTED_SIZE_LIMIT:
             return [], []  # reported already
@@ -570,7 +569,6 @@ def _scripts(workflow: WorkflowFile) -> Iterator[tuple[Path_, CommandStep | Tool
 
 
 def _check_variables(workflow: WorkflowFile) -> Iterator[Finding]:
-    """Yield the values that a step would refuse."""
     for path, env, command in envs_of(workflow):
         for name, value in env.items():
             refusal = find_variable_refusal(name, command) if is_template(as_text(value)) else None

@@ -199,7 +199,6 @@ def outputs_without(workflow: WorkflowFile, gone: Collection[str]) -> list[str]:
 
 
 def keep_outputs(workflow: WorkflowFile, names: Collection[str]) -> WorkflowFile:
-    """Return the workflow without its other outputs."""
     if workflow.outputs.keys() <= set(names):
         return workflow
     written = workflow.model_dump(exclude_unset=True)
@@ -305,7 +304,6 @@ NO_FINALLY = FinallyReserve()
 
 
 def finally_reserve(workflow: WorkflowFile, run_ms: int | None) -> FinallyReserve:
-    """Return the reserve inside a limit of the run; without a limit there is none."""
     if not run_ms or not workflow.finally_:
         return NO_FINALLY
     graph = {name: groups for name, groups in graph_of(workflow).items() if name in workflow.finally_}

@@ -40,7 +40,6 @@ def _import(file: str, output: str | None, force: bool, as_json: bool) -> Outcom
 
 
 def _print_notes(outcome: Outcome, as_json: bool) -> None:
-    """Write the notes to stderr, in the form of a compiler's messages."""
     if not isinstance(outcome.data, dict) or (as_json and outcome.value is None and "workflow" in outcome.data):
         return
     notes: Any = outcome.data["notes"]

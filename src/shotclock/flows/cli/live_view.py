@@ -314,7 +314,6 @@ class View:
         return line
 
     def _item_rows(self, state: StepState, now_ns: int) -> list[Text]:
-        """Return a line for each running item, with its own clock."""
         rows = []
         for item in state.items:
             if item.status is not Status.RUNNING:

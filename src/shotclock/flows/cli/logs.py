@@ -46,8 +46,6 @@ def _read_attempt(text: str) -> int:
 
 @value
 class _Wanted:
-    """The logs that are asked for."""
-
     step: str | None
     number: int | None
 
@@ -110,7 +108,6 @@ class LabelledLines:
         return "".join(written)
 
     def finish(self) -> str:
-        """Return the end of an unfinished line."""
         begun, self._unfinished = self._unfinished, None
         return "" if begun is None else "\n"
 
@@ -124,7 +121,6 @@ class _Reading:
     state: tuple[int, int] = (-1, -1)
 
     def read(self) -> list[LogLine]:
-        """Return the lines that were added."""
         if self.state == (seen := log_state(self.path)):
             return []
         part = read_log(self.path, self.end)
@@ -207,7 +203,6 @@ def _item_number(step: str) -> int | None:
 
 
 def _check_item(step: str, name: str, state: StepState, workflow: WorkflowFile) -> None:
-    """Refuse an item that a step does not have."""
     if not is_per_item(workflow, workflow.steps[name]):
         raise Failure("NOT_FOUND", f"step {name} has no items, so there is no {step}")
     number, items = _item_number(step), state.output
@@ -255,7 +250,6 @@ def _read(run_id: str, wanted: _Wanted) -> Outcome:
 
 
 def _join_lines(lines: Iterable[LogLine]) -> list[dict[str, object]]:
-    """Return whole lines, each with its stream."""
     shown: list[dict[str, object]] = []
     unfinished: dict[int, dict[str, object]] = {}
     for line in lines:

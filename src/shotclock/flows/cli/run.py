@@ -200,7 +200,6 @@ def _budget_ms(options: RunOptions) -> int | None:
 
 
 def _check_followed(names: tuple[str, ...], engine: Engine, request: RunRequest | str) -> None:
-    """Raise Failure if a name is that of no step."""
     if not names or not isinstance(engine, EmbeddedEngine):
         return
     if isinstance(request, RunRequest):

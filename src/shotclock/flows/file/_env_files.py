@@ -111,7 +111,6 @@ class EnvFiles:
             written["env"] = {**variables, **part.env}
 
     def _read(self, file: EnvFile) -> dict[str, str]:
-        """Return the variables of a file. Raises OSError or ValueError."""
         name = str(self.folder / file.path)
         if name not in self.contents:
             if len(self.contents) >= FILES_LIMIT:

@@ -159,7 +159,6 @@ def calls_of(workflow: WorkflowFile, name: str) -> list[str]:
 
 
 def callers_of(workflow: WorkflowFile) -> dict[str, list[str]]:
-    """Return, by step, the steps that call it."""
     callers: dict[str, list[str]] = {}
     for name in workflow.steps:
         for called in calls_of(workflow, name):
@@ -196,7 +195,6 @@ def check_inputs(workflow: WorkflowFile, values: Mapping[str, Any]) -> dict[str,
 
 
 def schema_of_inputs(workflow: WorkflowFile) -> dict[str, Any]:
-    """Return the inputs as the JSON Schema of a tool's arguments."""
     properties: dict[str, dict[str, Any]] = {}
     for name, part in workflow.inputs.items():
         schema = {"type": None if part.type == "any" else part.type, "description": part.description}
@@ -236,7 +234,6 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def find_wrong_defaults(workflow: WorkflowFile) -> Iterator[tuple[str, str]]:
-    """Yield each input whose default is not of its type, and why."""
     for name, declared in workflow.inputs.items():
         if declared.default is not None:
             try:

@@ -142,7 +142,6 @@ class History:
         return cls(tuple(runs), is_cut, by_step)
 
     def of_step(self, step_id: str, step_type: str) -> Measured:
-        """Return the durations of the step of this name and type."""
         waits = not STEP_TYPES[step_type].takes_slot  # for a person
         found = [past for past in self.by_step.get(step_id, ()) if past.type == step_type]
         return _measure(_judge_step(past) if not waits else (None, None) for past in found if past.attempts)
@@ -231,7 +230,6 @@ def read_history(
 
 
 def name_of(workflow: WorkflowFile, file: str | Path) -> str:
-    """Return the name under which the runs of a file are recorded."""
     return workflow.name or Path(file).stem
 
 

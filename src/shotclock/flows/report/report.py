@@ -445,7 +445,6 @@ def to_markdown(report: Report) -> str:
 
 
 def list_artifacts(report: Report) -> list[dict[str, Any]]:
-    """Return the artifacts of all steps, unless they were deleted."""
     if report.artifacts is None or report.artifacts.get("is_deleted"):
         return []
     return [artifact for step in report.steps for artifact in step.artifacts]

@@ -35,8 +35,6 @@ GROUP_LENGTH = 200
 
 @value
 class GroupRequest:
-    """A run that asks for its group."""
-
     run_id: str
     call: Call
     store: Store

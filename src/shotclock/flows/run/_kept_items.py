@@ -81,5 +81,4 @@ def keep(state: StepState, output: Any, run_id: str) -> StepState:
 
 
 def is_masked(output: Any) -> bool:
-    """Return whether a secret in an output was replaced."""
     return HIDDEN in as_text(output)

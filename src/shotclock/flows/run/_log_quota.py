@@ -43,7 +43,6 @@ class LogQuota:
         self._open.add(path)
 
     def close(self, path: str) -> None:
-        """Note the end of an attempt, whose log may now be shrunk."""
         self._open.discard(path)
         self._shrink_if_too_large()
 

@@ -180,8 +180,6 @@ class RunArtifacts:
 
 
 class _Collector:
-    """The search for the files of one step, and their copies."""
-
     def __init__(self, run: RunArtifacts, step: str, until_ns: int) -> None:
         self._run, self._step, self._until_ns = run, step, until_ns
         self._kept = Kept()

@@ -74,7 +74,6 @@ def notice_of(
     environment: Mapping[str, str],
     lasted_ms: int,
 ) -> Notice | None:
-    """Return the message about a run that has ended or was parked with this answer; None if nobody wants it."""
     data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
     events = tuple(_events_of(envelope, data))
     users, flaw = UserFile(), None

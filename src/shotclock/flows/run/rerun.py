@@ -119,8 +119,6 @@ class StepChange:
 
 
 class FileChanges:
-    """The differences between the file of an ended run and the file as it is now."""
-
     def __init__(self, old: Mapping[str, Any], workflow: WorkflowFile) -> None:
         self._old = old
         self._new = _as_json(workflow)
@@ -448,7 +446,6 @@ class _Planner:
 
 
 def describe(shown: Mapping[str, Any], most: int = 20) -> list[str]:
-    """Return the lines that say what a rerun keeps, and why the other steps run again."""
     kept = f"keeps {shown['kept']} step{'s' * (shown['kept'] != 1)}"
     items = f", {shown['kept_items']} finished item{'s' * (shown['kept_items'] != 1)}" if shown["kept_items"] else ""
     again = len(shown["runs_again"])

@@ -664,7 +664,6 @@ def _is_over(waited_ms: int, by: Deadline | None, least_ms: int, is_hurried: boo
 
 
 def _without_outputs(envelope: Envelope) -> dict[str, object]:
-    """Return a too long envelope without its outputs, which the steps hold as well."""
     data: Any = envelope.data
     kept = {
         name: {key: value for key, value in step.items() if key != "output"} for name, step in data["steps"].items()

@@ -291,7 +291,6 @@ class Scheduler:
                     self.notes.append(warning("NOT_TOLD", f"of changes after that of {state.id}: {error}"))
 
     def _consider(self, name: str, because: StepState | None = None) -> None:
-        """Start a step, skip it, or leave it waiting."""
         state = self.states[name]
         if state.status is not Status.PENDING or name in self._under_way or state.is_finally != self._is_finishing:
             return

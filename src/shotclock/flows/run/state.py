@@ -365,7 +365,6 @@ def redaction_for(workflow: WorkflowFile, environment: Mapping[str, str]) -> Red
 
 
 def without_secrets(written: Mapping[str, Any], redaction: Redaction) -> JsonObject:
-    """Return the workflow without literal and known secrets."""
     kept: JsonObject = json.loads(json.dumps(written))
     for part in _parts(kept):
         for key, value in part.items():
@@ -410,7 +409,6 @@ def _is_literal_secret(key: str, name: str, value: Any) -> bool:
 
 
 def read_record(run: StoredRun, store: Store) -> tuple[WorkflowFile, dict[str, StepState]]:
-    """Return the workflow and the steps of a stored run."""
     try:
         states = {name: StepState.from_record(step.record) for name, step in store.runs.steps(run.id).items()}
         return WorkflowFile.model_validate(without_mark(run.workflow)), states
@@ -479,7 +477,6 @@ def find_rerun_command(run_id: str, statuses: Iterable[tuple[Status, str | None]
 
 
 def commands_for(run_id: str, where: str = "") -> dict[str, object]:
-    """Return the commands that continue and cancel a run."""
     return {
         "continue_command": f"shotclock run --resume {run_id} {where}".rstrip(),
         "cancel_command": f"shotclock job cancel {run_id} {where}".rstrip(),

@@ -112,7 +112,6 @@ def cut_down(workflow: WorkflowFile, choice: StepChoice) -> WorkflowFile:
 
 
 def refuse_unknown(workflow: WorkflowFile, names: Iterable[str], option: str) -> None:
-    """Raise Failure if a name is not that of a step."""
     for name in names:
         if name not in workflow.steps:
             near = difflib.get_close_matches(name, workflow.steps, n=3)

@@ -433,7 +433,6 @@ class StepExecutor:
                 log.close()
 
     def open_log(self, step: StepPart, name: str, number: int) -> AttemptLog | None:
-        """Return the log of an attempt, if its type prints."""
         logs = self._run.logs
         return logs.open(name, number) if logs is not None and step.type in PRINTING else None
 
@@ -647,8 +646,6 @@ class _Items:
 
 
 class _FileTools:
-    """The tools of the file, for one attempt."""
-
     def __init__(self, executor: StepExecutor, run: RunContext, work: _Work) -> None:
         self._executor, self._run, self._work = executor, run, work
         self._approved_files = approved_files.get()  # another task than the attempt makes the calls

@@ -38,8 +38,6 @@ OnStepOutput = Callable[[str, int, bytes], None]
 
 @value
 class KeptLog:
-    """The log of an attempt, as a file."""
-
     step: str
     number: int
     path: str
@@ -126,7 +124,6 @@ class AttemptLog:
         self._set_timer()
 
     def close(self) -> None:
-        """Write the rest of the last lines."""
         if self._timer is not None:
             self._timer.cancel()
         records: list[bytes] = []

@@ -506,7 +506,6 @@ def _without_unfinished(messages: list[ModelMessage], *, is_void: bool, is_cut: 
 
 
 def _read_answer(response: ModelResponse) -> Any:
-    """Return an answer that never fitted its schema."""
     answer = response.tool_calls[0].args if response.tool_calls else response.text
     text = answer if isinstance(answer, str) else json.dumps(answer)
     try:

@@ -69,8 +69,6 @@ class _Server:
 
 
 class AgentTools:
-    """The tools of one agent."""
-
     def __init__(self, step: StepCall, ai: AiPart, call: Call, runtime: Runtime) -> None:
         self._step, self._ai, self._call, self._runtime = step, ai, call, runtime
         scope = current_scope.get()
@@ -256,7 +254,6 @@ class AgentTools:
             control_of(self._call).prolong_wind_down(monotonic_ns() + stop.until_ns - stop.at_ns)
 
     def remaining_ms(self) -> int | None:
-        """Return the time until the timeout or the end of the wind-down."""
         bell, winding_down, now_ns = self._call.bound.bell, self._call.winding_down, monotonic_ns()
         ends_ns = [] if bell is None else [bell.at_ns]
         if winding_down is not None:

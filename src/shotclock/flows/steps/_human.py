@@ -169,7 +169,6 @@ def _make_request(step: StepCall) -> ProposalRequest:
 
 
 def _had_all_its_time(proposal: Proposal, step: StepCall) -> bool:
-    """Return whether it was open for the step's whole timeout."""
     own_ms = step.clocks.timeout_ms or 0
     return bool(own_ms) and proposal.expires_at.since_ms(proposal.created_at) >= own_ms
 

@@ -345,7 +345,6 @@ def _not_begun(call: Call, failure: Failure) -> Outcome:
 def _describe_task(
     step: StepCall, ai: AiPart, models: list[ChosenModel], tools: list[dict[str, Any]], idle_ms: int | None
 ) -> dict[str, Any]:
-    """Return the task of the agent process as plain values."""
     requests = [each for each in (ai.max_iterations, ai.limits.requests) if each is not None]
     return {
         "prompt": str(step.settings["prompt"]),

@@ -241,7 +241,6 @@ def withheld_key(chosen: ChosenModel, variables: Mapping[str, str]) -> str | Non
 
 
 def find_schema_flaw(schema: Mapping[str, Any]) -> str | None:
-    """Return why a value is not a JSON Schema, or None."""
     from jsonschema import Draft202012Validator, FormatChecker
     from jsonschema.exceptions import SchemaError
     from referencing import Registry
@@ -266,7 +265,6 @@ def find_schema_flaw(schema: Mapping[str, Any]) -> str | None:
 
 
 def find_value_flaw(schema: Mapping[str, Any], value: object) -> str | None:
-    """Return the worst flaw of a value and its path, or None."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 

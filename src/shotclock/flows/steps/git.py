@@ -153,8 +153,6 @@ class GitFailed(Exception):
 
 
 class Git:
-    """The git program, with one deadline over its processes."""
-
     def __init__(self, runtime: Runtime, admission: Call, env: Mapping[str, str]) -> None:
         self._runtime = runtime
         self._admission = admission
@@ -212,8 +210,6 @@ class ResolvedRef:
 
 
 class Checkout:
-    """The git processes of one checkout."""
-
     def __init__(self, git: Git, request: CheckoutRequest) -> None:
         self._git = git
         self._repository = request.repository
@@ -495,8 +491,6 @@ class InvalidRepository(Exception):
 
 @value
 class Repository:
-    """The address of a repository."""
-
     url: str
     stored: str  # for .git/config, without a password
     shown: str
@@ -545,11 +539,9 @@ class Repository:
         return name
 
     def is_at(self, url: str) -> bool:
-        """Return whether a checkout with this remote is one of this repository."""
         return _normalize(url) == _normalize(self.stored)
 
     def without_secrets(self, text: str) -> str:
-        """Return the text without the secrets of the address."""
         return hide_credentials(hide_values(text, self._hidden, SHORTEST_SECRET), names_too=False)
 
 
@@ -565,7 +557,6 @@ def find_repository(environment: Mapping[str, str], folder: Path) -> str | None:
 
 
 def find_unusable(settings: Mapping[str, Any], is_template: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    """Yield the invalid keys of a step without templates, and why."""
     repository, ref = settings.get("repository"), settings.get("ref")
     if repository is not None and not is_template(repository):
         try:

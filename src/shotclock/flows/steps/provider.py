@@ -386,7 +386,6 @@ class StepTypes(Mapping[str, StepType]):
 
     @property
     def loaded(self) -> Iterable[StepType]:
-        """Return the types imported so far."""
         return self._loaded.values()
 
 
@@ -488,8 +487,6 @@ class StepResult:
 
 
 class Provider(Protocol):
-    """The code that runs the steps of one type."""
-
     step_type: StepType
 
     async def run(self, step: StepCall, call: Call, runtime: Runtime) -> StepResult:

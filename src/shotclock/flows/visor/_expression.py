@@ -57,7 +57,6 @@ class Code:
 
 
 def literal(value: Any) -> Code:
-    """Return a literal: text, a number, true, false or null."""
     if value is None or isinstance(value, bool):
         return Code({None: "none", True: "true", False: "false"}[value], "boolean" if value is not None else "any")
     if isinstance(value, int | float):
@@ -225,14 +224,12 @@ def _same_as_literal(left: Code, right: Code, is_negated: bool) -> Code:
 
 
 def is_missing(code: Code, *, is_negated: bool = False) -> Code:
-    """Return whether a value is undefined."""
     if not code.may_miss:
         raise Unsayable("`undefined` of a value that is never missing here")
     return Code(f"{code.operand} is {'defined' if is_negated else 'undefined'}", "boolean", is_tight=False)
 
 
 def is_null(code: Code, *, is_negated: bool = False) -> Code:
-    """Return whether a value is null or undefined."""
     return Code(f"{code.as_value} is {'not ' if is_negated else ''}none", "boolean", is_tight=False)
 
 
@@ -253,12 +250,10 @@ def _as_number(code: Code, other: Code) -> str:
 
 
 def both(left: Code, right: Code) -> Code:
-    """Return whether two conditions hold."""
     return Code(f"{_inside(left, 'or')} and {_inside(right, 'or')}", "boolean", is_tight=False)
 
 
 def either(left: Code, right: Code) -> Code:
-    """Return whether one of two conditions holds."""
     return Code(f"{_inside(left, '')} or {_inside(right, '')}", "boolean", is_tight=False)
 
 

@@ -30,7 +30,6 @@ _SHELL = ("shell_escape", "escape_shell")
 
 
 def is_liquid(text: str) -> bool:
-    """Return whether a text has a tag of Liquid."""
     return "{{" in text or "{%" in text
 
 
@@ -183,7 +182,6 @@ class _Reader:
             raise Unsayable(f"{self._now()[1]!r} is not understood there")
 
     def whole(self) -> Code:
-        """Return a value with its filters."""
         made = self._filtered(self._primary())
         self._end()
         return made

@@ -31,8 +31,6 @@ class Imported:
 
 @record
 class ImportNotes:
-    """The notes of one conversion, with the lines of their keys."""
-
     tree: Tree
     written: list[Note] = field(default_factory=list)
 
@@ -46,5 +44,4 @@ class ImportNotes:
         self.written.append(Note(spot.place.line, ".".join(map(str, path)), message, is_lost, is_failing))
 
     def in_order(self) -> tuple[Note, ...]:
-        """Return the notes by line, those on steps that fail first."""
         return tuple(sorted(self.written, key=lambda note: (not note.is_failing, note.line)))

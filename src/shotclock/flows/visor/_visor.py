@@ -74,7 +74,6 @@ def _has_events(on: Any) -> bool:
 
 
 def convert(tree: Tree, file_name: str) -> Imported:
-    """Return a Visor file as a workflow of ours, or why it is none."""
     return _Conversion(tree, Path(file_name)).run()
 
 

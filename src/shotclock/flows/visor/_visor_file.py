@@ -30,8 +30,6 @@ ONE_WORD = "a value in a command is one word here, with its spaces: write a loop
 
 @record
 class VisorFile:
-    """The file that is converted."""
-
     key: str  # `steps` or `checks`
     document: dict[str, Any]
     scope: NameScope
@@ -42,7 +40,6 @@ class VisorFile:
 
     @property
     def steps(self) -> dict[str, Any]:
-        """Return the steps as they are written."""
         steps: dict[str, Any] = self.document[self.key]
         return steps
 
@@ -74,7 +71,6 @@ class VisorFile:
         return made
 
     def condition(self, path: Path_, written: Any, scope: NameScope) -> str | None:
-        """Return a condition of JavaScript."""
         if isinstance(written, bool):
             return "true" if written else "false"
         if not isinstance(written, str) or not written.strip():
@@ -137,7 +133,6 @@ class VisorFile:
         return f"{written}{unit}"
 
     def env(self, path: Path_, written: Any) -> dict[str, Any]:
-        """Return variables, with references to others as ours are written."""
         made: dict[str, Any] = {}
         if not isinstance(written, dict):
             self.notes.add(path, "it should be a mapping")
@@ -156,7 +151,6 @@ class VisorFile:
         return made
 
     def reaction(self, path: Path_, written: Any, *, is_failure: bool, of: str | None = None) -> dict[str, Any]:
-        """Return `on_fail` or `on_success`."""
         made: dict[str, Any] = {}
         if not isinstance(written, dict):
             self.notes.add(path, "it should be a mapping")
@@ -184,7 +178,6 @@ class VisorFile:
         return made
 
     def ancestors(self, name: str) -> set[str]:
-        """Return all steps that a step waits for."""
         found: set[str] = set()
         left = [name]
         while left:

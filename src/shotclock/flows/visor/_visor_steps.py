@@ -93,11 +93,9 @@ class _VisorStep:
     made: dict[str, Any]
 
     def path(self, *keys: str | int) -> Path_:
-        """Return the path of a key of the step."""
         return (self.file.key, self.name, *keys)
 
     def lose(self, key: str, message: str) -> None:
-        """Note a key that is left out."""
         self.left.pop(key, None)
         self.file.notes.add(self.path(key), message)
 
@@ -127,7 +125,6 @@ class _VisorStep:
             self.file.notes.add(self.path(key), "it is of another type than expected")
 
     def values(self, key: str, as_key: str | None = None) -> None:
-        """Convert a value with templates in it."""
         if key in self.left:
             try:
                 self.made[as_key or key] = self.file.values(self.path(key), self.left.pop(key))
@@ -135,7 +132,6 @@ class _VisorStep:
                 raise _Unconverted(f"its `{key}` has {why}") from None
 
     def limit(self, key: str, unit: str, as_key: str | None = None) -> None:
-        """Convert a duration."""
         made = self.file.duration(self.path(key), self.left.pop(key, None), unit)
         if made is not None:
             self.made[as_key or key] = made

@@ -71,7 +71,6 @@ def find_errors(text: str, folder: Path) -> list[Finding]:
 
 
 def describe(note: Note) -> str:
-    """Return a note in one line."""
     text = f"line {note.line}: {note.key}: {note.message}" if note.key else f"line {note.line}: {note.message}"
     printable = "".join(each if each.isprintable() else " " for each in text)
     return printable if len(printable) <= COMMENT_LIMIT else f"{printable[:COMMENT_LIMIT]}…"

@@ -19,14 +19,11 @@ ONLY_VISOR = "name a file of Visor: files of other tools are not supported"
 
 @value
 class ImportedText:
-    """An imported workflow as the text of a file."""
-
     text: str
     notes: tuple[Note, ...]
     failing: tuple[str, ...] = ()  # names of steps
 
     def to_answer(self) -> list[dict[str, Any]]:
-        """Return the notes as JSON."""
         return [
             {
                 "line": note.line,
@@ -89,7 +86,6 @@ def _convert(tree: Tree, file: str) -> Imported:
 
 
 def _accepted(imported: Imported, path: Path) -> ImportedText:
-    """Return the text of the workflow, if it passes the check."""
     try:
         text = text_of(imported.document or {})
     except ValueError as error:
