@@ -17,7 +17,6 @@ from ..file.loader import Finding, Loaded, judge, load_or_refuse
 from ..file.schema import WorkflowFile, json_schema
 from ..report.history import find_near_limits
 from ._check_drawing import draw_findings, draw_plan, draw_schema
-from .import_hint import point_to_import
 
 
 def read_run_duration(text: str) -> int:
@@ -31,6 +30,21 @@ def _lint_elsewhere(loaded: Loaded, run_timeout_ms: int | None) -> list[Finding]
     found = lint(loaded, timeout_ms=run_timeout_ms)
     judged = [replace(each, is_error=False) if each.rule == "ai/key" else each for each in found]
     return sorted(judged, key=lambda each: not each.is_error)
+
+
+def point_to_import(flow: str, outcome: Outcome) -> Outcome:
+    """Add the command that imports the file to the refusal of a file of Visor."""
+    found = outcome.data["findings"] if isinstance(outcome.data, dict) else []
+    wrong = [each["rule"] for each in found if each["severity"] == "error"] if isinstance(found, list) else []
+    if outcome.problem is None or set(wrong) == {"ai/key"}:  # only a key is missing
+        return outcome
+    # The converter is large, and only needed for a file that is refused.
+    from ..visor.importing import is_of_visor
+
+    if not is_of_visor(Path(flow)):
+        return outcome
+    hint = f"this looks like a file of Visor: convert it with `shotclock import {flow}`"
+    return replace(outcome, problem=replace(outcome.problem, suggestion=hint))
 
 
 def _check(flow: str, run_timeout_ms: int | None) -> Outcome:

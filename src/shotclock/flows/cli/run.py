@@ -51,8 +51,7 @@ from ..run.rerun import refuse_open
 from ..run.runs import RunCaller, RunRequest
 from ..run.state import Status, StepState, read_record
 from ..run.step_choice import StepChoice, choose, cut_down, leave_out
-from .check import read_run_duration
-from .import_hint import point_to_import
+from .check import point_to_import, read_run_duration
 from .logs import is_part_of
 from .report import FORMATS, ensure_writable, text_of, write_file
 from .rerun import continue_run, file_of

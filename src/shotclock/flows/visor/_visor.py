@@ -11,8 +11,7 @@ from ..file.loader import find_id
 from ..file.schema import STEP_NAME
 from ..file.yaml_reader import Tree
 from ._expression import NameScope
-from ._result import Imported, ImportNotes, Note
-from ._visor_file import VisorFile
+from ._visor_file import Imported, ImportNotes, Note, VisorFile
 from ._visor_steps import convert_step, failing_step
 from ._writer import find_errors, text_of
 

@@ -1,4 +1,4 @@
-"""What the conversion of a Visor file needs in all of its parts: texts, durations, variables and reactions."""
+"""The file of Visor on its way: its texts, durations, variables and reactions, and the notes on what differs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...core.value_types import field, record, replace
+from ...core.value_types import field, record, replace, value
+from ..file.yaml_reader import Tree
 from ._conditions import condition
 from ._expression import NameScope, Unsayable, literal
 from ._liquid import is_liquid, template
-from ._result import ImportNotes
 
 Path_ = tuple[str | int, ...]
 _REFERENCE = re.compile(r"\$\{\{\s*env\.([A-Za-z_]\w*)\s*\}\}|\$\{([A-Za-z_]\w*)\}|\$([A-Z_][A-Z0-9_]*)")
@@ -26,6 +26,45 @@ STRICT = (
     "fails here (TEMPLATE_FAILED)"
 )
 ONE_WORD = "a value in a command is one word here, with its spaces: write a loop where several words are meant"
+
+
+@value
+class Note:
+    """A part of the Visor file that was left out, or that means something slightly different here."""
+
+    line: int
+    key: str  # the path of the key in the Visor file, such as `steps.build.group`
+    message: str
+    is_lost: bool = True  # False if it was carried over with a difference
+    is_failing: bool = False  # a step fails instead of running
+
+
+@value
+class Imported:
+    """A Visor file as a workflow of ours. A refused file has no document."""
+
+    document: dict[str, Any] | None
+    notes: tuple[Note, ...] = ()
+    refusal: str | None = None
+    failing: tuple[str, ...] = ()  # the steps that fail, because they could not be converted
+
+
+@record
+class ImportNotes:
+    tree: Tree
+    written: list[Note] = field(default_factory=list)
+
+    def add(self, path: tuple[str | int, ...], message: str, *, is_lost: bool = True, is_failing: bool = False) -> None:
+        """Add a note on the key at `path`, or on its nearest existing parent."""
+        spot = self.tree.spots
+        for part in path:
+            if part not in spot.inside:
+                break
+            spot = spot.inside[part]
+        self.written.append(Note(spot.place.line, ".".join(map(str, path)), message, is_lost, is_failing))
+
+    def in_order(self) -> tuple[Note, ...]:
+        return tuple(sorted(self.written, key=lambda note: (not note.is_failing, note.line)))
 
 
 @record

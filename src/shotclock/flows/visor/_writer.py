@@ -15,7 +15,7 @@ from ...core.limits import WORK_CLOCKS
 from ..check.lint import lint
 from ..file.loader import Finding, load_text
 from ..file.yaml_reader import read_tree
-from ._result import Note
+from ._visor_file import Note
 
 # The order of keys, as the pages of docs/ write them. Keys that are not here follow in their own order.
 _FILE_KEYS = ["version", "name", "id", "description", "timeout", "max_parallelism", "fail_fast", "concurrency"]

@@ -9,8 +9,8 @@ from ...core.errors import Failure
 from ...core.value_types import value
 from ..file.loader import SIZE_LIMIT, try_load
 from ..file.yaml_reader import Tree, read_tree
-from ._result import Imported, Note
 from ._visor import convert, looks_like
+from ._visor_file import Imported, Note
 from ._writer import describe, find_errors, text_of, with_header
 
 SHOWN_ERRORS = 5
