@@ -6,7 +6,7 @@ run is an instant on that clock, fixed when the engine accepts the run.
 Temporal never retries a step by itself. A lost worker is noticed by its silence. Its step is then judged here, as that
 of a dead process: it runs again in the rest of its time if that is harmless.
 
-docs/design.md: R57.
+AGENTS.md: the workflow is replayable, Temporal never retries a step.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ worker: so a step never runs twice at once, even behind a cut network. A frozen 
 that arrives late, as it does at a worker that was frozen, begins only if the engine confirms that it still belongs to
 this worker.
 
-docs/design.md: R57, R58.
+AGENTS.md: a worker that is cut off stops before another begins.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A phone on USB belongs to the adb server that has claimed it, so a machine has o
 Shotclock neither ends nor replaces it. If there is none, a session that has found its phone starts it as a program that
 outlives the session. The client never starts it: that server would be killed with the bounded command.
 
-docs/design.md: R56.
+AGENTS.md: the adb server belongs to the machine.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ It runs no code of a device itself. If it is killed, all below it dies too, and 
 
 At the end: the devices of this machine, for `shotclock ui devices` and `shotclock doctor ui`.
 
-docs/design.md: R55.
+AGENTS.md: the keeper of a device holds its limits.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Each action is declared once, as a class of `Params`; payloads, `shotclock ui` and the MCP tools follow from it
 (`verbs`). `read_execution` is the only way to an `Execution`: an object of this type is valid, and its budgets fit.
 
-docs/design.md: R54.
+AGENTS.md: checked as a whole before it is sent.
 """
 
 from __future__ import annotations

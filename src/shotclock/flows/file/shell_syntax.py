@@ -2,7 +2,7 @@
 
 It follows POSIX and bash together, so a finding holds for either. Nothing is run or expanded.
 
-docs/design.md: R50.
+AGENTS.md: a value in a command is data, or it is refused.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Program files are shown with their SHA-256, which is compared again before each 
 directory are bound; one that does not exist yet is bound as missing.
 
 The proposal has a key of the run and the step, so that a resumed run finds it again. It is used up when the step
-begins. docs/design.md: R40.
+begins. AGENTS.md: what was approved is what runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The scheduler of a run: it starts a step once its dependencies are done, and records every change first.
 
 One loop owns all states. Changes since its last turn are recorded in one transaction, and a step starts only after its
-start, and the ends it waited for, are recorded. docs/design.md: R39, R46.
+start, and the ends it waited for, are recorded. AGENTS.md: recorded before it starts, one way to end.
 """
 
 from __future__ import annotations

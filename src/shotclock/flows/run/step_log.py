@@ -1,7 +1,8 @@
 """The logs of the steps of a run: what each attempt prints, without secrets, written while it runs.
 
 A log has a record for each line: the stream (1 or 2), a mark, and the text. The mark is a blank, `+` for a line that
-another record of the stream continues, or `-` for a number of bytes that were left out. docs/design.md: R77.
+another record of the stream continues, or `-` for a number of bytes that were left out.
+AGENTS.md: masked before it is written.
 """
 
 from __future__ import annotations

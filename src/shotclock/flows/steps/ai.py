@@ -4,7 +4,7 @@ The agent loop runs in a worker process (`ai_agent`), which can be killed and is
 It asks this process for every tool call (`ai_tools`). The model's text is streamed here, so that it is kept however the
 step ends. The key of a model goes to that worker alone.
 
-docs/design.md: R52.
+AGENTS.md: a tool of an agent belongs to the run.
 """
 
 from __future__ import annotations
