@@ -257,7 +257,9 @@ class Daemon:
                 send(mayTakeMs=client.STOP_LIMIT_MS)
                 call = self._runtime.begin(CLOSE, {}, Clocks(timeout_ms=client.STOP_LIMIT_MS))
                 async with self._runtime.answering(call) as answering:
-                    answering.outcome = await self._stop()
+                    await self._close_device()
+                    self._ending.set()
+                    answering.outcome = Outcome(Ending.FINISHED, data={"device": self._device, "stopped": True})
                 return answering.envelope
         return await self._answer_with(self._runtime.begin(STATUS, {}), self._status())
 
@@ -270,11 +272,6 @@ class Daemon:
         holder = None if self._holder is None else self._holder.describe()
         status = {"device": self._device, "pid": os.getpid(), "open": self._opened, "holder": holder}
         return Outcome(Ending.FINISHED, data={**status, "idleMs": self._idle_ms})
-
-    async def _stop(self) -> Outcome:
-        await self._close_device()
-        self._ending.set()
-        return Outcome(Ending.FINISHED, data={"device": self._device, "stopped": True})
 
     async def _close_device(self) -> None:
         """Cancel the running execution, close the device, and end all of its processes. Each step is bounded."""

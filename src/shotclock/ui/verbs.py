@@ -115,7 +115,11 @@ class Verb:
     text: str
     actions: tuple[str, ...]
     more: tuple[Input, ...] = ()
-    tool: str = ""  # the name of its MCP tool, if it has one
+    tool_as: str | None = ""  # the name of its MCP tool, if it is not that of the verb; None has no tool
+
+    @property
+    def tool(self) -> str:
+        return "" if self.tool_as is None else f"ui_{self.tool_as or self.name}"
 
     @property
     def inputs(self) -> list[Input]:
@@ -151,53 +155,28 @@ _TABS = Input(
 VERBS = {
     verb.name: verb
     for verb in (
-        Verb("open", "Open an address, or an app.", ("open_uri", "open_app"), tool="ui_open"),
+        Verb("open", "Open an address, or an app.", ("open_uri", "open_app")),
+        Verb("snapshot", "Return visible nodes, or those in one node: roles, names, states, refs.", ("snapshot_ui",)),
+        Verb("click", "Click a node or a point.", ("click",)),
+        Verb("type", "Enter text into a node.", ("enter_text",)),
+        Verb("press", "Press a key. On a browser, back and forward go through its history.", ("press_key",), (), "key"),
+        Verb("select", "Select options of a list.", ("select_option",)),
+        Verb("hover", "Move the mouse over a node.", ("hover",)),
+        Verb("upload", "Give files to a file input, or to the button that asks for them.", ("upload_file",)),
+        Verb("scroll", "Scroll once, or until a node is visible.", ("scroll", "scroll_until")),
+        Verb("read", "Read the text of a node.", ("read_text", "read_key_value_pair"), (_VALUE,)),
         Verb(
-            "snapshot",
-            "Return the visible nodes, or those in one node, as text: roles, names, states and refs.",
-            ("snapshot_ui",),
-            tool="ui_snapshot",
+            "tabs", "List, open, switch or close tabs.", ("list_tabs", "open_tab", "switch_tab", "close_tab"), (_TABS,)
         ),
-        Verb("click", "Click a node or a point.", ("click",), tool="ui_click"),
-        Verb("type", "Enter text into a node.", ("enter_text",), tool="ui_type"),
-        Verb(
-            "press",
-            "Press a key. On a browser, back and forward go through its history.",
-            ("press_key",),
-            tool="ui_key",
-        ),
-        Verb("select", "Select options of a list.", ("select_option",), tool="ui_select"),
-        Verb("hover", "Move the mouse over a node.", ("hover",), tool="ui_hover"),
-        Verb(
-            "upload",
-            "Give files to a file input, or to the button that asks for them.",
-            ("upload_file",),
-            tool="ui_upload",
-        ),
-        Verb("scroll", "Scroll once, or until a node is visible.", ("scroll", "scroll_until"), tool="ui_scroll"),
-        Verb("read", "Read the text of a node.", ("read_text", "read_key_value_pair"), (_VALUE,), tool="ui_read"),
-        Verb(
-            "tabs",
-            "List, open, switch or close tabs.",
-            ("list_tabs", "open_tab", "switch_tab", "close_tab"),
-            (_TABS,),
-            "ui_tabs",
-        ),
-        Verb(
-            "dialog",
-            "Answer a confirm or prompt dialog; wait for it if there is none yet.",
-            ("answer_dialog",),
-            tool="ui_dialog",
-        ),
-        Verb("screenshot", "Take a picture.", ("take_screenshot",), tool="ui_screenshot"),
+        Verb("dialog", "Answer a confirm or prompt dialog; wait for it if there is none yet.", ("answer_dialog",)),
+        Verb("screenshot", "Take a picture.", ("take_screenshot",)),
         Verb(
             "wait",
-            "Wait for a node to be visible or hidden, or for an address.",
+            "Wait until a node is visible or hidden, or for an address.",
             ("wait_for_node", "wait_for_navigation"),
-            tool="ui_wait",
         ),
-        Verb("wait-for-nav", "Wait for another page or app.", ("wait_for_navigation",)),
-        Verb("sleep", "Let time pass on the device.", ("sleep",)),
+        Verb("wait-for-nav", "Wait for another page or app.", ("wait_for_navigation",), (), None),
+        Verb("sleep", "Let time pass on the device.", ("sleep",), (), None),
     )
 }
 
