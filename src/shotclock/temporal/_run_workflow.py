@@ -288,7 +288,16 @@ class RunWorkflow:
                     self._deadlines.note_cut_short(name)
                 return
             state.status, state.started_ms, state.waits_for, state.waited_ms = Status.RUNNING, started_ms, [], waited_ms
-            await self._wait_for_answers(name, reply, answers)
+            nested = reply.get("nested") or []
+            if nested:  # no worker waits meanwhile, nor for a person
+                # Together, because the items of a step run in parallel.
+                ended = await _gather([self._run_nested(name, each) for each in nested])
+                answers.nested |= {each["run_id"]: envelope for each, envelope in zip(nested, ended, strict=True)}
+                answers.proposals = reply["proposals"]
+            else:
+                answers.proposals = await self._wait_for_people(name, reply["proposals"])
+                # Without a decision the run's time is nearly over: the step has to report that, not to wait again.
+                answers.may_park = any(proposal["status"] != "pending" for proposal in answers.proposals)
             if _is_cancelled():  # its nested runs have ended, and so does it
                 raise asyncio.CancelledError
 
@@ -420,19 +429,6 @@ class RunWorkflow:
         return (workflow.time_ns() - self._began_ns) // NS_PER_MS
 
     # --- people and nested runs ---------------------------------------------------------------------------
-
-    async def _wait_for_answers(self, name: str, reply: StepReply, answers: _Answers) -> None:
-        """Wait until a person has decided about the step, or its nested runs have ended. No worker waits."""
-        nested = reply.get("nested") or []
-        if nested:
-            # Together, because the items of a step run in parallel.
-            ended = await _gather([self._run_nested(name, each) for each in nested])
-            answers.nested |= {each["run_id"]: envelope for each, envelope in zip(nested, ended, strict=True)}
-            answers.proposals = reply["proposals"]
-        else:
-            answers.proposals = await self._wait_for_people(name, reply["proposals"])
-            # Without a decision the run's time is nearly over: the step has to report that, not to wait again.
-            answers.may_park = any(proposal["status"] != "pending" for proposal in answers.proposals)
 
     async def _run_nested(self, name: str, run_input: RunInput) -> JsonObject:
         run_id, is_steps = run_input["run_id"], run_input["deadline_owner"] == f"step {name}"

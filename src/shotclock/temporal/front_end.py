@@ -245,19 +245,16 @@ class FrontEnd:
         for run_id, progress in answers.items():
             if "name" in progress:
                 run, records = make_run(run_id, progress)
-                runs.append((run, records, [_describe_run_call(run), *await self._read_calls(run_id)]))
+                # The calls of its steps, from the last heartbeats of their workers.
+                client = await self._engine.client()
+                described = await client.get_workflow_handle(run_id).describe(rpc_timeout=RPC_LIMIT)
+                calls: list[JsonObject] = []
+                for pending in described.raw_description.pending_activities:
+                    if pending.activity_type.name == STEP_ACTIVITY and pending.heartbeat_details.payloads:
+                        (beat,) = await client.data_converter.decode(pending.heartbeat_details.payloads)
+                        calls += [{**call, "parent": run_id} for call in beat.get("calls", ())]
+                runs.append((run, records, [_describe_run_call(run), *calls]))
         return runs, len(ids) - len(answers)
-
-    async def _read_calls(self, run_id: str) -> list[JsonObject]:
-        """Return the calls of a run's steps, from the last heartbeats of their workers."""
-        client = await self._engine.client()
-        described = await client.get_workflow_handle(run_id).describe(rpc_timeout=RPC_LIMIT)
-        calls: list[JsonObject] = []
-        for pending in described.raw_description.pending_activities:
-            if pending.activity_type.name == STEP_ACTIVITY and pending.heartbeat_details.payloads:
-                (beat,) = await client.data_converter.decode(pending.heartbeat_details.payloads)
-                calls += [{**call, "parent": run_id} for call in beat.get("calls", ())]
-        return calls
 
     async def order(self, order: RunOrder) -> JsonObject:
         return await self._within(CHANGE_LIMIT_S, self._engine.order(order), "CONNECTION_LOST")

@@ -477,7 +477,9 @@ class BrowserDevice:
                 self._tabs.note("silentFrames", {"where": address})
             limit_ms = min(SILENT_MS, time.left_ms) if silent else time.left_ms
             text = await root.aria_snapshot(mode="ai", depth=MAX_DEPTH, timeout=limit_ms)
-            await self._end_cut(left_out)
+            for frame in self._page.frames if left_out else ():
+                with contextlib.suppress(Exception):  # it ends by itself as well
+                    await bounded(frame.locator(f"{CUT}=0 0").count(), END_CUT_MS)
         is_deep = any(line.startswith("  " * (MAX_DEPTH - 1)) for line in text.splitlines())
         return Snapshot(text, self._tabs.place_of(self._tab), left_out, MAX_DEPTH if is_deep else 0)
 
@@ -499,11 +501,6 @@ class BrowserDevice:
                 left_out += found - kept
             left = max(0, left - (found or 0))
         return left_out, silent
-
-    async def _end_cut(self, left_out: int) -> None:
-        for frame in self._page.frames if left_out else ():
-            with contextlib.suppress(Exception):  # it ends by itself as well
-                await bounded(frame.locator(f"{CUT}=0 0").count(), END_CUT_MS)
 
     async def screenshot(self, time: Countdown) -> bytes:
         page = self._page

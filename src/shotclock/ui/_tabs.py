@@ -78,19 +78,16 @@ class Tabs:
 
     async def open(self) -> None:
         with contextlib.suppress(Exception):  # an attached app may not have it; slow tabs are not reported then
-            await self._follow_targets()
+            session = await bounded(self._browser.new_browser_cdp_session(), ANSWER_MS)
+            for event in ("Target.targetCreated", "Target.targetInfoChanged"):
+                session.on(event, lambda message, event=event: self._note_target(event, message["targetInfo"]))
+            session.on("Target.targetDestroyed", lambda message: self._forget_target(message["targetId"]))
+            await bounded(session.send("Target.setDiscoverTargets", {"discover": True}), ANSWER_MS)
         for page in list(self._context.pages) or [await self._context.new_page()]:
             await self.adopt(page)
         self._opened.clear()
         self._coming.clear()
         self._context.on("page", lambda page: self.later(self.adopt(page)))
-
-    async def _follow_targets(self) -> None:
-        session = await bounded(self._browser.new_browser_cdp_session(), ANSWER_MS)
-        for event in ("Target.targetCreated", "Target.targetInfoChanged"):
-            session.on(event, lambda message, event=event: self._note_target(event, message["targetInfo"]))
-        session.on("Target.targetDestroyed", lambda message: self._forget_target(message["targetId"]))
-        await bounded(session.send("Target.setDiscoverTargets", {"discover": True}), ANSWER_MS)
 
     def _note_target(self, event: str, info: dict[str, Any]) -> None:
         if info["type"] != "page":

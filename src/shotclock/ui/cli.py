@@ -129,7 +129,14 @@ def _read_payload(written: str | None) -> object:
     if written.lstrip()[:1] in ("{", "["):
         return parse_payload(written)
     if written == "-":
-        return parse_payload(_read_stdin())
+        if sys.stdin is None or is_terminal(sys.stdin):
+            raise Failure("INPUT_REQUIRED", "the payload is read from stdin, which is a terminal: pipe it in")
+        data = bytearray()
+        for chunk in read_stdin(STDIN_LIMIT_MS):  # which must arrive at once
+            data += chunk
+            if len(data) > MAX_FILE_BYTES:
+                break
+        return parse_payload(bytes(data))
     try:
         with open(written, "rb") as file:
             return parse_payload(file.read(MAX_FILE_BYTES))
@@ -138,18 +145,6 @@ def _read_payload(written: str | None) -> object:
         raise Failure("FILE_NOT_FOUND", f"there is no file {written!r}", suggestion=hint) from None
     except OSError as error:
         raise Failure("FILE_UNREADABLE", f"{written!r} cannot be read: {error.strerror}") from None
-
-
-def _read_stdin() -> bytes:
-    """Return all of stdin, which must arrive at once."""
-    if sys.stdin is None or is_terminal(sys.stdin):
-        raise Failure("INPUT_REQUIRED", "the payload is read from stdin, which is a terminal: pipe it in")
-    data = bytearray()
-    for chunk in read_stdin(STDIN_LIMIT_MS):
-        data += chunk
-        if len(data) > MAX_FILE_BYTES:
-            break
-    return bytes(data)
 
 
 def _run(call: Call, execution: Execution, device: str | None) -> Outcome | Envelope:

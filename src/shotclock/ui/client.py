@@ -132,7 +132,12 @@ class DeviceRequest:
             if len(rest) > MAX_ANSWER_BYTES:
                 raise self._malformed("it is larger than 64 MiB")
             for line in lines:
-                answer = self._parse(line)
+                try:
+                    answer = json.loads(line)
+                except ValueError as error:
+                    raise self._malformed(str(error)) from None
+                if not isinstance(answer, dict):
+                    raise self._malformed("it is no object")
                 if answer.get("commandId") != self.command_id:
                     continue
                 if type(needed_ms := answer.get("mayTakeMs")) is int:  # nothing has begun
@@ -166,15 +171,6 @@ class DeviceRequest:
             raise self._fail("RESULT_ENVELOPE_TIMEOUT", message)
         message += "; its daemon did not answer, and was killed"
         raise self._fail("RESULT_ENVELOPE_TIMEOUT", message, killed=killed)
-
-    def _parse(self, line: bytes) -> dict[str, Any]:
-        try:
-            answer = json.loads(line)
-        except ValueError as error:
-            raise self._malformed(str(error)) from None
-        if not isinstance(answer, dict):
-            raise self._malformed("it is no object")
-        return answer
 
     def _note(self, event: object) -> None:
         if isinstance(event, dict):

@@ -191,28 +191,16 @@ class Daemon:
         await self._runtime.__aenter__()
         loop.add_reader(listener.fileno(), self._accept, listener)
         try:
-            await self._wait_until_idle()
+            while not self._ending.is_set():
+                left_s = (self._last_ns + self._idle_ms * NS_PER_MS - monotonic_ns()) / 1e9
+                if left_s <= 0 and self._holder is None:
+                    self._ending.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), max(0.05, left_s))
         finally:
             await self._close_device()
             if self._serving:
                 await asyncio.wait(self._serving, timeout=LEAVE_LIMIT_S)
-
-    def _stop_listening(self) -> None:
-        """Accept no more clients: a later one finds no socket, and starts another daemon."""
-        if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
-            self._listener.close()
-            self._listener = None
-            with contextlib.suppress(OSError):
-                os.unlink(f"{self._stem}.sock")
-
-    async def _wait_until_idle(self) -> None:
-        while not self._ending.is_set():
-            left_s = (self._last_ns + self._idle_ms * NS_PER_MS - monotonic_ns()) / 1e9
-            if left_s <= 0 and self._holder is None:
-                self._ending.set()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), max(0.05, left_s))
 
     def _accept(self, listener: socket.socket) -> None:
         if (connection := private_socket.accept(listener)) is not None:
@@ -275,7 +263,13 @@ class Daemon:
 
     async def _close_device(self) -> None:
         """Cancel the running execution, close the device, and end all of its processes. Each step is bounded."""
-        self._stop_listening()
+        # Accept no more clients: a later one finds no socket, and starts another daemon.
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
+            with contextlib.suppress(OSError):
+                os.unlink(f"{self._stem}.sock")
         await self._cancel("the device was stopped")
         async with self._changing:
             if self._opened:
@@ -300,7 +294,14 @@ class Daemon:
             call = self._runtime.begin(OPEN, {"device": self._device, "is_fresh": is_fresh})
             listener = _DeviceListener(self._runtime, lambda event: None)
             async with self._runtime.answering(call) as answering:
-                answering.outcome = await self._judge_start(call, listener)
+                outcome = await self._runtime.perform(call, listener)
+                problem = outcome.problem() if callable(outcome.problem) else outcome.problem
+                if problem is not None and problem.code != "DEVICE_UNAVAILABLE":
+                    message = f"{self._device} could not be started: {problem.message}"
+                    outcome.problem = replace(problem, code="DEVICE_UNAVAILABLE", message=message, entry=None)
+                outcome.side_effects = SideEffects.NONE
+                outcome.survivors, outcome.warnings = (), ()  # the programs of the device stay
+                answering.outcome = outcome
             envelope = answering.envelope
             self._opened = envelope.ok
             if envelope.ok:
@@ -308,16 +309,6 @@ class Daemon:
                 return None
             await self._replace_runtime()
             return envelope
-
-    async def _judge_start(self, call: Call, listener: CallListener) -> Outcome:
-        outcome = await self._runtime.perform(call, listener)
-        problem = outcome.problem() if callable(outcome.problem) else outcome.problem
-        if problem is not None and problem.code != "DEVICE_UNAVAILABLE":
-            message = f"{self._device} could not be started: {problem.message}"
-            outcome.problem = replace(problem, code="DEVICE_UNAVAILABLE", message=message, entry=None)
-        outcome.side_effects = SideEffects.NONE
-        outcome.survivors, outcome.warnings = (), ()  # the programs of the device stay
-        return outcome
 
     async def _replace(self) -> None:
         """Kill the device with all its processes; the next execution opens another."""
