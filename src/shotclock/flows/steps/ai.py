@@ -265,7 +265,19 @@ class AiProvider(Provider):
         agents = await self._open_agents(models)
         try:
             async with tools.connected():
-                arguments = {"task": _describe_task(step, ai, models, tools.definitions, call.clocks.idle_ms)}
+                requests = [each for each in (ai.max_iterations, ai.limits.requests) if each is not None]
+                arguments = {
+                    "task": {
+                        "prompt": str(step.settings["prompt"]),
+                        "system_prompt": ai.system_prompt,
+                        "models": [tuple(each) for each in models],
+                        "tools": tools.definitions,
+                        "output_schema": step.settings.get("output_schema"),
+                        "limits": {**ai.limits.model_dump(), "requests": min(requests, default=DEFAULT_REQUESTS)},
+                        "retry": ai.retry.model_dump(),
+                        "idle_ms": call.clocks.idle_ms,
+                    }
+                }
                 part = replace(call, operation=_ASK_MODEL, arguments=arguments)
                 work.begin(part)
                 outcome = await agents.perform(part, listener)
@@ -340,22 +352,6 @@ def _not_begun(call: Call, failure: Failure) -> Outcome:
     outcome = outcome_of_error(failure)
     outcome.ending = Ending.NOT_STARTED
     return outcome
-
-
-def _describe_task(
-    step: StepCall, ai: AiPart, models: list[ChosenModel], tools: list[dict[str, Any]], idle_ms: int | None
-) -> dict[str, Any]:
-    requests = [each for each in (ai.max_iterations, ai.limits.requests) if each is not None]
-    return {
-        "prompt": str(step.settings["prompt"]),
-        "system_prompt": ai.system_prompt,
-        "models": [tuple(each) for each in models],
-        "tools": tools,
-        "output_schema": step.settings.get("output_schema"),
-        "limits": {**ai.limits.model_dump(), "requests": min(requests, default=DEFAULT_REQUESTS)},
-        "retry": ai.retry.model_dump(),
-        "idle_ms": idle_ms,
-    }
 
 
 def _make_result(call: Call, outcome: Outcome, listener: AgentListener) -> StepResult:
