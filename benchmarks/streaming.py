@@ -40,7 +40,7 @@ async def seconds_of_flood(count: int, *, streams: bool) -> float:
             await runtime.run(["true"])
             began = time.perf_counter()
             script = f"yes 'a line of the output of a build' | head -c {count}"
-            envelope = await runtime.run(["sh", "-c", script], on_output=log.take if streams else None)
+            envelope = await runtime.run(["sh", "-c", script], on_output=log.add if streams else None)
             taken = time.perf_counter() - began
             log.close()
         assert envelope.ok, envelope.error

@@ -61,7 +61,7 @@ def test_silence_is_answered_with_the_running_steps(tmp_path: Path) -> None:
         async def wait() -> None:
             lines = RunLines(Outlet(file.fileno()), shows_output=True, heartbeat_s=0.1)
             async with lines, asyncio.timeout(10):
-                lines.note_change(running("build"))
+                lines.handle_change(running("build"))
                 while "… running: build " not in (tmp_path / "err").read_text():
                     await asyncio.sleep(0.02)
 
@@ -74,10 +74,10 @@ def test_a_step_that_is_skipped_at_once_is_never_said_to_run(tmp_path: Path) -> 
         async def write() -> None:
             async with RunLines(Outlet(file.fileno()), shows_output=True) as lines:
                 for name in ("skipped", "printing", "short"):
-                    lines.note_change(running(name))
-                lines.note_change(StepState("skipped", "command", status=Status.SKIPPED))
-                lines.note_output("printing[1]", 1, b"1 text\n")
-                lines.note_change(StepState("short", "command", status=Status.SUCCEEDED, duration_ms=5))
+                    lines.handle_change(running(name))
+                lines.handle_change(StepState("skipped", "command", status=Status.SKIPPED))
+                lines.handle_output("printing[1]", 1, b"1 text\n")
+                lines.handle_change(StepState("short", "command", status=Status.SUCCEEDED, duration_ms=5))
 
         asyncio.run(write())
     assert (tmp_path / "err").read_text().splitlines() == [
@@ -97,13 +97,13 @@ def test_a_reader_that_does_not_read_loses_output_and_is_told_how_much() -> None
         lines, got = RunLines(Outlet(writing), shows_output=True), b""
         async with lines, asyncio.timeout(10):
             for _ in range(100):
-                lines.note_output("a", 1, b"1 " + b"x" * 20_000 + b"\n")
+                lines.handle_output("a", 1, b"1 " + b"x" * 20_000 + b"\n")
             assert lines._outlet is not None and lines._outlet.held < HELD_LIMIT + 30_000
             while lines._outlet.held:
                 with contextlib.suppress(BlockingIOError):  # it was all read, and is filled again in a moment
                     got += os.read(reading, 1_000_000)
                 await asyncio.sleep(0.02)
-            lines.note_output("a", 1, b"1 last\n")
+            lines.handle_output("a", 1, b"1 last\n")
         with os.fdopen(reading, "rb", closefd=True) as rest:
             return (got + (rest.read() or b"")).decode()
 
@@ -167,9 +167,9 @@ def test_a_failed_step_is_an_annotation_of_github_and_its_text_commands_nothing(
 
         async def write() -> None:
             async with RunLines(Outlet(file.fileno()), shows_output=True, annotates=True) as lines:
-                lines.note_output("a:b", 2, b"")
-                lines.note_change(failed)
-                lines.note_change(may_fail)
+                lines.handle_output("a:b", 2, b"")
+                lines.handle_change(failed)
+                lines.handle_change(may_fail)
 
         asyncio.run(write())
     _, first, second = (tmp_path / "err").read_text().splitlines()
@@ -201,9 +201,9 @@ def test_a_sign_of_life_names_the_proposal_that_a_step_waits_for(tmp_path: Path)
         async def write() -> None:
             where = "--on temporal://127.0.0.1:7233"
             async with RunLines(Outlet(file.fileno()), shows_output=True, heartbeat_s=0.3, where=where) as lines:
-                lines.note_change(waiting)
+                lines.handle_change(waiting)
                 await wait_for_lines(tmp_path / "err", 2)
-                lines.note_change(decided)
+                lines.handle_change(decided)
 
         asyncio.run(write())
     first, second, *_, last = (tmp_path / "err").read_text().splitlines()

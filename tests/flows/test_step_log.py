@@ -114,7 +114,7 @@ def test_text_of_any_pieces_is_masked_and_whole(store: Store, size: int) -> None
     async def write() -> None:
         log = RunLogs(store.home, "one", Redaction({"TOKEN": SECRET}), None).open("step", 1)
         for at in range(0, len(written), size):
-            log.take([(1, written[at : at + size])], [0, 0])
+            log.add([(1, written[at : at + size])], [0, 0])
         log.close()
 
     if size > 1:
@@ -129,8 +129,8 @@ def test_text_of_any_pieces_is_masked_and_whole(store: Store, size: int) -> None
 def test_the_rest_of_a_line_whose_beginning_was_left_out_is_left_out_too(store: Store) -> None:
     async def write() -> None:
         log = RunLogs(store.home, "one", Redaction({"TOKEN": SECRET}), None).open("step", 1)
-        log.take([(1, b"first\nbegun s3cr")], [0, 0])
-        log.take([(1, b"lue-xyz\nnext\n"), (2, b"err\n")], [50, 0])
+        log.add([(1, b"first\nbegun s3cr")], [0, 0])
+        log.add([(1, b"lue-xyz\nnext\n"), (2, b"err\n")], [50, 0])
         log.close()
 
     asyncio.run(write())
@@ -197,8 +197,8 @@ def test_a_line_that_grows_is_shown_each_second_without_a_split_secret(store: St
     async def write() -> None:
         log = RunLogs(store.home, "one", Redaction({"TOKEN": SECRET}), note).open("step", 1)
         for piece in ["it ", "grows ", "s3cr3t-", "value", "-xyz", " on", " and", " on"] * 3:
-            log.take([(1, piece.encode())], [0, 0])
-            log.take([(2, b"other lines\n")], [0, 0])
+            log.add([(1, piece.encode())], [0, 0])
+            log.add([(2, b"other lines\n")], [0, 0])
             await asyncio.sleep(0.1)
         log.close()
 
@@ -255,7 +255,7 @@ def test_where_ends_are_too_many_the_oldest_tries_are_deleted_and_it_is_said(run
 def test_a_shrunk_log_is_not_read_again_by_its_follower_and_its_lines_keep_their_places(store: Store) -> None:
     async def write() -> None:
         log = RunLogs(store.home, "one", Redaction({}), None).open("step", 1)
-        log.take([(1, b"%04d\n" % number) for number in range(1000)], [0, 0])
+        log.add([(1, b"%04d\n" % number) for number in range(1000)], [0, 0])
         log.close()
 
     asyncio.run(write())

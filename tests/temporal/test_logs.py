@@ -93,12 +93,12 @@ def test_a_reader_that_misses_heartbeats_names_the_gap_and_shows_nothing_twice()
     tails.add("a", 1, b"1 one\n")
     early = tails.describe()
     for printed in (early, early):
-        reader.reading.take("", printed, reader.take)
+        reader.reading.add("", printed, reader.take)
     assert reader.lines == ["a one"]
     for number in range(1000):
         tails.add("a", 1, b"1 %07d\n" % number)
-    reader.reading.take("", tails.describe(), reader.take)
-    reader.reading.take("", early, reader.take)  # an answer of the engine that was late
+    reader.reading.add("", tails.describe(), reader.take)
+    reader.reading.add("", early, reader.take)  # an answer of the engine that was late
     gap = reader.lines[1]
     kept = len(reader.lines) - 2
     assert reader.lines[-1] == "a 0000999" and int(gap[1:-1]) + kept * 10 == 10_000
@@ -108,7 +108,7 @@ def test_a_reader_that_misses_heartbeats_names_the_gap_and_shows_nothing_twice()
 def test_of_a_line_longer_than_a_tail_the_end_is_shown() -> None:
     tails, reader = StepTails(), Reader()
     tails.add("a", 1, b"1 " + b"x" * 10_000 + "ü end\n".encode())
-    reader.reading.take("", tails.describe(), reader.take)
+    reader.reading.add("", tails.describe(), reader.take)
     assert len(reader.lines) == 2 and reader.lines[1].endswith("xxü end")
     assert len(str(tails.describe())) < TAIL_LIMIT + 200
 
@@ -139,5 +139,5 @@ def test_a_tail_has_no_secret_also_where_it_is_written_in_parts() -> None:
         log.close()
 
     asyncio.run(write())
-    reader.reading.take("", tails.describe(), reader.take)
+    reader.reading.add("", tails.describe(), reader.take)
     assert reader.lines == ["a uses ***", "a again ***"]

@@ -238,7 +238,7 @@ class RunWorkflow:
             return dict.fromkeys(templates)
         self._scheduler.notes += reply["warnings"]
         if reply["is_cut_short"]:
-            self._deadlines.note_cut_short("")
+            self._deadlines.record_cut_short("")
         outputs: JsonObject = reply["outputs"]
         return outputs
 
@@ -264,7 +264,7 @@ class RunWorkflow:
                     self._scheduler.notes.append(warning("END_UNSEEN", what))
                 if _is_cancelled() or is_cancelled_exception(error):
                     if is_cancelled_exception(error):  # no worker had taken it: a worker replies with its state
-                        _note_unbegun(state)
+                        _record_unbegun(state)
                     raise asyncio.CancelledError from error
                 if self._is_over_without_worker(name, step, state, error):
                     return
@@ -275,7 +275,7 @@ class RunWorkflow:
                 raise asyncio.CancelledError  # the state has the output so far
             if _is_cancelled() and (reply.get("is_parked") or "lost" in reply):  # a stopped run sends it no more
                 if reply.get("is_parked") or reply.get("is_unbegun"):
-                    _note_unbegun(state)
+                    _record_unbegun(state)
                 raise asyncio.CancelledError
             if (lost := reply.get("lost")) is not None:
                 if reply.get("is_unbegun"):
@@ -285,7 +285,7 @@ class RunWorkflow:
                 continue
             if not reply.get("is_parked"):
                 if state.is_cut_short:
-                    self._deadlines.note_cut_short(name)
+                    self._deadlines.record_cut_short(name)
                 return
             state.status, state.started_ms, state.waits_for, state.waited_ms = Status.RUNNING, started_ms, [], waited_ms
             nested = reply.get("nested") or []
@@ -376,7 +376,7 @@ class RunWorkflow:
             if self._under_way[name].bell is not self._call.bound.bell:  # the run was extended meanwhile
                 return False
             state.status, state.side_effects, state.is_cut_short = Status.TIMED_OUT, SideEffects.NONE, True
-            self._deadlines.note_cut_short(name)
+            self._deadlines.record_cut_short(name)
             fired = Fired(ClockKind.TIMEOUT, self._call.name, self._call.bound.limit_ms, self._elapsed_ms())
             message = f"no worker has taken step {name} before the {self._call.name}'s time was over"
             state.ending = Ending.NOT_STARTED.value
@@ -751,7 +751,7 @@ def _answer(call: Call, outcome: Outcome) -> JsonObject:
     return envelope.to_dict()
 
 
-def _note_unbegun(state: StepState) -> None:
+def _record_unbegun(state: StepState) -> None:
     if state.side_effects is None and not state.attempts:
         state.side_effects = SideEffects.NONE
 

@@ -229,7 +229,7 @@ async def _open_context(
     redaction = redaction_for(workflow, {**environment, **services.own_variables})
     token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
 
-    def find_fired() -> Fired:
+    def get_fired() -> Fired:
         return replace(call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns), kept_ms=deadlines.kept_ms)
 
     context = RunContext(
@@ -249,7 +249,7 @@ async def _open_context(
         base_env={name: value for name, value in environment.items() if not looks_secret(name)},
         redaction=redaction,
         call=call,
-        find_fired=find_fired,
+        get_fired=get_fired,
         logs=None if on_output is None else RunLogs(None, run["run_id"], redaction, on_output),
         json_limit=find_json_limit(os.environ),
     )
@@ -298,10 +298,10 @@ class _StepWork:
             try:
                 await asyncio.wait([replying])  # bounded by the timeouts of the step, and by the grace of a stopped one
             except asyncio.CancelledError:  # at any moment, even while the step is being stopped for another reason
-                self._note_cancelled(activity.cancellation_details())
+                self._handle_cancellation(activity.cancellation_details())
         return replying.result()
 
-    def _note_cancelled(self, details: activity.ActivityCancellationDetails | None) -> None:
+    def _handle_cancellation(self, details: activity.ActivityCancellationDetails | None) -> None:
         """Stop the step: its run was stopped, or the worker is shutting down, or the activity was paused or reset. The
         SDK and a heartbeat report it, in any order."""
         if details is not None and details.cancel_requested:
@@ -332,7 +332,7 @@ class _StepWork:
             executor = StepExecutor(context, lambda nested: self._run_nested(nested, context))
             attempts = [part.get("attempts", 0) for part in self.state.parts] or [self.state.attempts]
             context.nested_runs.update({(name, number): count for number, count in enumerate(attempts)})
-            control_of(context.call).on_change = partial(self._note_news, context)
+            control_of(context.call).on_change = partial(self._handle_news, context)
             enter(context.call)
             execute = trace_steps(executor.execute, context.deadlines.of)
             scope = _make_scope(step_input, context)
@@ -402,7 +402,7 @@ class _StepWork:
                 move_steps(run, self._context.deadlines)
         return {}
 
-    def _note_news(self, context: RunContext, call: Call, news: OvertimeRequest | WindDown) -> None:
+    def _handle_news(self, context: RunContext, call: Call, news: OvertimeRequest | WindDown) -> None:
         if call.inside_of is context.call:
             self.state.overtime.append(context.redaction.value(describe_news(call, news)))
             if isinstance(news, WindDown) and news.fired is None:  # not by a limit of this one attempt
@@ -498,7 +498,7 @@ class _StepWork:
             # heartbeats, and drop its reply. It sends few of these.
             activity.heartbeat(beat)
         except AsyncActivityCancelledError as error:
-            self._note_cancelled(error.details)
+            self._handle_cancellation(error.details)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:  # the step is not ours any more
                 self._is_cut_off = True

@@ -81,7 +81,7 @@ class _ActivityReading:
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
     read: int = 0  # bytes that were shown, or named as left out
 
-    def take(self, prefix: str, printed: Mapping[str, Any], on_lines: OnLines) -> None:
+    def add(self, prefix: str, printed: Mapping[str, Any], on_lines: OnLines) -> None:
         for tail in printed.get("tails", ()):
             step, number, end = tail["step"], tail["try"], tail["end"]
             content, seen = tail["text"].encode("utf-8", "surrogateescape"), self.ends.get((step, number), 0)
@@ -96,7 +96,7 @@ class _ActivityReading:
 
     def finish(self, prefix: str, step: str, printed: Mapping[str, Any], on_lines: OnLines) -> None:
         """Name what was written by items and attempts whose ends were never seen."""
-        self.take(prefix, printed, on_lines)
+        self.add(prefix, printed, on_lines)
         if (missed := printed.get("written", self.read) - self.read) > 0:
             on_lines(KeptLog(prefix + step, 1, ""), [LogLine(1, "", left_out=missed)])
 
@@ -140,7 +140,7 @@ class RunTails:
                 if pending.activity_type.name == STEP_ACTIVITY and pending.heartbeat_details.payloads:
                     beat = await self._decode(client, run_id, pending.heartbeat_details.payloads)
                     reading = self._reading(run_id, pending.activity_id)
-                    reading.take(self._prefix(run_id), beat.get("printed") or {}, self._on_lines)
+                    reading.add(self._prefix(run_id), beat.get("printed") or {}, self._on_lines)
 
     async def _read_history(self, client: Client, run_id: str, follows: bool) -> None:
         """Read the results of activities, and the runs inside this one."""
@@ -150,11 +150,11 @@ class RunTails:
             if event.event_type == EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED:
                 child = event.start_child_workflow_execution_initiated_event_attributes.workflow_id
                 self._inside.add(asyncio.ensure_future(self._read_history(client, child, follows)))
-            await self._note(client, run_id, event, activities)
+            await self._handle_event(client, run_id, event, activities)
         if follows:
             del self._open[run_id]
 
-    async def _note(self, client: Client, run_id: str, event: HistoryEvent, activities: dict[int, str]) -> None:
+    async def _handle_event(self, client: Client, run_id: str, event: HistoryEvent, activities: dict[int, str]) -> None:
         if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
             scheduled = event.activity_task_scheduled_event_attributes
             if scheduled.activity_type.name == STEP_ACTIVITY:
@@ -171,7 +171,7 @@ class RunTails:
             if (activity_id := activities.get(timed_out.scheduled_event_id)) is not None and details:
                 beat = await self._decode(client, run_id, details)
                 reading = self._reading(run_id, activity_id)
-                reading.take(self._prefix(run_id), beat.get("printed") or {}, self._on_lines)
+                reading.add(self._prefix(run_id), beat.get("printed") or {}, self._on_lines)
 
     async def _decode(self, client: Client, run_id: str, payloads: Sequence[Payload]) -> Any:
         try:

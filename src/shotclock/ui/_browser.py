@@ -421,7 +421,7 @@ class BrowserDevice:
             node = await self._await_node(matcher, time)
             texts, silent = await read_texts(self._page, node, matcher, time)
         for address in silent:
-            self._tabs.note("silentFrames", {"where": address})
+            self._tabs.add_note("silentFrames", {"where": address})
         return texts
 
     async def read_key_value_pair(self, label: Matcher, time: Countdown) -> tuple[str, str] | None:
@@ -474,7 +474,7 @@ class BrowserDevice:
             root = self._page if matcher is None else await self._await_node(matcher, time)
             left_out, silent = await self._cut(root, time)
             for address in silent:
-                self._tabs.note("silentFrames", {"where": address})
+                self._tabs.add_note("silentFrames", {"where": address})
             limit_ms = min(SILENT_MS, time.left_ms) if silent else time.left_ms
             text = await root.aria_snapshot(mode="ai", depth=MAX_DEPTH, timeout=limit_ms)
             for frame in self._page.frames if left_out else ():

@@ -80,7 +80,7 @@ class Tabs:
         with contextlib.suppress(Exception):  # an attached app may not have it; slow tabs are not reported then
             session = await bounded(self._browser.new_browser_cdp_session(), ANSWER_MS)
             for event in ("Target.targetCreated", "Target.targetInfoChanged"):
-                session.on(event, lambda message, event=event: self._note_target(event, message["targetInfo"]))
+                session.on(event, lambda message, event=event: self._handle_target(event, message["targetInfo"]))
             session.on("Target.targetDestroyed", lambda message: self._forget_target(message["targetId"]))
             await bounded(session.send("Target.setDiscoverTargets", {"discover": True}), ANSWER_MS)
         for page in list(self._context.pages) or [await self._context.new_page()]:
@@ -89,7 +89,7 @@ class Tabs:
         self._coming.clear()
         self._context.on("page", lambda page: self.later(self.adopt(page)))
 
-    def _note_target(self, event: str, info: dict[str, Any]) -> None:
+    def _handle_target(self, event: str, info: dict[str, Any]) -> None:
         if info["type"] != "page":
             return
         target, known = info["targetId"], {tab.target_id for tab in self._tabs}
@@ -120,7 +120,7 @@ class Tabs:
         page.on("dialog", lambda dialog: self._meet(dialog, tab))
         page.on("download", lambda download: self.later(self._refuse_download(download)))
         if self._is_own:  # an attached app shows its file choosers to its user
-            page.on("filechooser", lambda _: self.note("opened", CHOOSER))
+            page.on("filechooser", lambda _: self.add_note("opened", CHOOSER))
         try:
             await self._follow(tab)
         finally:
@@ -204,17 +204,17 @@ class Tabs:
             with contextlib.suppress(TimeoutError):
                 await bounded(self._arrived.wait(), min(within_ms, OPENED_MS))
 
-    def note(self, kind: str, note: dict[str, Any]) -> None:
+    def add_note(self, kind: str, note: dict[str, Any]) -> None:
         found = self._notes.setdefault(kind, [])
         if len(found) < MAX_NOTES:
             found.append(note)
 
     def take_notes(self) -> dict[str, object]:
         for tab in self._opened:
-            self.note("opened", {"kind": "tab", **self._describe(tab)})
+            self.add_note("opened", {"kind": "tab", **self._describe(tab)})
         for target in self._coming:
             address = one_line(self._targets.get(target, ""), MAX_MESSAGE)
-            self.note("opened", {"kind": "tab", "where": address, "state": "loading"})
+            self.add_note("opened", {"kind": "tab", "where": address, "state": "loading"})
         self._opened.clear()
         self._coming.clear()
         notes: dict[str, object] = {kind: found[:] for kind, found in self._notes.items() if found}
@@ -239,7 +239,7 @@ class Tabs:
             note["default"] = one_line(dialog.default_value, MAX_MESSAGE)
         if dialog.type in KEPT and self.keeps_dialogs and tab is self.active:
             self._pending.append((dialog, tab, note))
-            self.note("dialogs", note)
+            self.add_note("dialogs", note)
             self._met.set()
             return
         self.later(self._answer(dialog, tab, note, accept=dialog.type == "beforeunload"))
@@ -252,7 +252,7 @@ class Tabs:
             await (dialog.accept() if accept else dialog.dismiss())
 
     def _note_answer(self, note: dict[str, str], accept: bool) -> None:
-        self.note("dialogs", {**note, "answer": "accepted" if accept else "dismissed"})
+        self.add_note("dialogs", {**note, "answer": "accepted" if accept else "dismissed"})
 
     async def dismiss_dialogs(self) -> None:
         pending, self._pending = self._pending, []
@@ -318,7 +318,7 @@ class Tabs:
 
     async def _refuse_download(self, download: Any) -> None:
         """Cancel a download, which no action could use and which holds a connection to its server, and note it."""
-        self.note(
+        self.add_note(
             "downloads", {"url": download.url[:MAX_MESSAGE], "name": one_line(download.suggested_filename, MAX_TITLE)}
         )
         with contextlib.suppress(Exception):

@@ -147,7 +147,7 @@ class DeviceRequest:
                 if "begun" in answer:
                     latest_ns = monotonic_ns() + margin_ms * 1_000_000
                 elif "event" in answer:
-                    self._note(answer["event"])
+                    self._handle_event(answer["event"])
                 elif "envelope" in answer:
                     return self._read_envelope(answer["envelope"])
 
@@ -172,7 +172,7 @@ class DeviceRequest:
         message += "; its daemon did not answer, and was killed"
         raise self._fail("RESULT_ENVELOPE_TIMEOUT", message, killed=killed)
 
-    def _note(self, event: object) -> None:
+    def _handle_event(self, event: object) -> None:
         if isinstance(event, dict):
             self._events = [*self._events, event][-KEPT_EVENTS:]
             if event.get("event") == "stepResult":

@@ -431,7 +431,7 @@ class _PayloadReader:
         payload = {**payload, "timeoutMs": timeout_ms}
         return Execution(head.command_id, head.task_id, head.source, timeout_ms, head.mode, tuple(actions), payload)
 
-    def _note(self, path: str, message: str, action: object = None) -> None:
+    def _add_problem(self, path: str, message: str, action: object = None) -> None:
         problem = {"path": path, "message": message}
         for name, key in (("actionId", "id"), ("actionType", "type")):
             if isinstance(action, dict) and isinstance(action.get(key), str):
@@ -441,7 +441,7 @@ class _PayloadReader:
 
     def _check(self, part: type[Part], written: object, path: str, action: object = None, prefix: str = "") -> Any:
         if not isinstance(written, dict):
-            self._note(path, f"{path} must be an object", action)
+            self._add_problem(path, f"{path} must be an object", action)
             return None
         try:
             return part.model_validate(written)
@@ -449,17 +449,17 @@ class _PayloadReader:
             for each in error.errors():
                 name = ".".join(map(str, each["loc"]))
                 place = ".".join(filter(None, (path, name)))
-                self._note(place, f"{(prefix + name).rstrip('.')} {_phrase(each)}".strip(), action)
+                self._add_problem(place, f"{(prefix + name).rstrip('.')} {_phrase(each)}".strip(), action)
             return None
 
     def _check_size(self) -> None:
         try:
             size = len(json.dumps(self._payload, separators=(",", ":"), ensure_ascii=False).encode())
         except (TypeError, ValueError, RecursionError):
-            self._note("", "the payload is not JSON")
+            self._add_problem("", "the payload is not JSON")
             return
         if size > MAX_PAYLOAD_BYTES:
-            self._note("", f"the payload has {size} bytes; at most {MAX_PAYLOAD_BYTES} are accepted")
+            self._add_problem("", f"the payload has {size} bytes; at most {MAX_PAYLOAD_BYTES} are accepted")
 
     def _read_timeout(self, written: object) -> int | None:
         most = max_timeout_ms(self._mode)
@@ -468,7 +468,7 @@ class _PayloadReader:
             if not MIN_TIMEOUT_MS <= ms <= most:
                 raise ValueError(f"must be between {MIN_TIMEOUT_MS} and {most}")
         except ValueError as error:
-            self._note("timeoutMs", f"timeoutMs {error}")
+            self._add_problem("timeoutMs", f"timeoutMs {error}")
             return None
         return ms
 
@@ -477,7 +477,9 @@ class _PayloadReader:
         most = BEST_EFFORT_MAX_STEPS if best_effort else MAX_ACTIONS
         if not 1 <= len(written) <= most:
             mode = " in mode best_effort" if best_effort else ""
-            self._note("actions", f"actions must have between 1 and {most} entries{mode}, and has {len(written)}")
+            self._add_problem(
+                "actions", f"actions must have between 1 and {most} entries{mode}, and has {len(written)}"
+            )
         places: dict[str, int] = {}
         actions: list[Action] = []
         for place, each in enumerate(written[:MAX_ACTIONS]):
@@ -485,7 +487,7 @@ class _PayloadReader:
                 actions.append(action)
             name = each.get("id") if isinstance(each, dict) else None
             if isinstance(name, str) and (first := places.setdefault(name, place)) != place:
-                self._note(f"actions.{place}.id", f"id {name!r} is also the id of actions.{first}", each)
+                self._add_problem(f"actions.{place}.id", f"id {name!r} is also the id of actions.{first}", each)
         return actions if len(actions) == len(written) else None
 
     def _read_action(self, written: Any, path: str) -> Action | None:
@@ -495,7 +497,7 @@ class _PayloadReader:
             return None
         if (kind := ACTION_TYPES.get(action_type)) is None:
             message = f"unknown action type {action_type!r:.80}; the types are {', '.join(ACTION_TYPES)}"
-            self._note(f"{path}.type", message, written)
+            self._add_problem(f"{path}.type", message, written)
             return None
         params = written.get("params", {})
         if isinstance(params, dict):
@@ -516,13 +518,13 @@ class _PayloadReader:
                 fits = False
                 name = "durationMs" if action.type == "sleep" else "timeoutMs"
                 message = f"{action.type} params.{name} of {limit_ms} ms does not fit; {advice(limit_ms)}"
-                self._note(f"actions.{place}.params.{name}", message, {"id": action.id, "type": action.type})
+                self._add_problem(f"actions.{place}.params.{name}", message, {"id": action.id, "type": action.type})
         waits = [action for action in actions if action.params.is_wait and action.limit_ms]
         total = sum(action.limit_ms or 0 for action in waits)
         if fits and total > usable:
             parts = ", ".join(f"{action.id} {action.limit_ms}" for action in waits)
             message = f"the waits and sleeps run in sequence and take up to {total} ms ({parts}); {advice(total)}"
-            self._note("timeoutMs", message)
+            self._add_problem("timeoutMs", message)
 
 
 def read_execution(written: object, *, timeout_ms: object = None) -> Execution:

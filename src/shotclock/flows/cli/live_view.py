@@ -89,7 +89,7 @@ class View:
         self._drawing: asyncio.Task[None] | None = None
         self._stopped_ns: int | None = None
 
-    def note_change(self, state: StepState) -> None:
+    def handle_change(self, state: StepState) -> None:
         name = state.id
         if name not in self._graph:  # a step of a nested workflow
             return
@@ -104,7 +104,7 @@ class View:
         else:
             self._running[name] = _AttemptClock()
 
-    def note_news(self, name: str, news: dict[str, Any]) -> None:
+    def handle_news(self, name: str, news: dict[str, Any]) -> None:
         if news["event"] in ("waiting", "no_worker"):  # no row of the view has room for it
             self._console.print(Text(f"◔ {name or 'the run'} {one_line(news_in_words(news), 1000)}", "yellow"))
             return
@@ -112,7 +112,7 @@ class View:
         if not name and news["event"] == "overtime" and self._deadline_ns is not None:
             self._deadline_ns += news["granted_ms"] * 1_000_000
 
-    def note_output(self, step: str, number: int, records: bytes) -> None:
+    def handle_output(self, step: str, number: int, records: bytes) -> None:
         """Keep the last line that a step prints, or a part of it: an item, a nested step, a tool of an agent."""
         name = step.partition("[")[0].partition(" tool ")[0]
         while name not in self._graph and "." in name:
@@ -126,7 +126,7 @@ class View:
                 self._printed[name] = one_line(text, PRINTED_SHOWN)
                 break
 
-    def note_stop(self) -> None:
+    def handle_stop(self) -> None:
         self._stopped_ns = monotonic_ns()
 
     def clear(self) -> None:

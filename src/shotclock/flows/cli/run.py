@@ -218,15 +218,15 @@ async def _carry_out(
     events.run_id = run_id = request if isinstance(request, str) else request.run_id
     with StopListener(events.leave_at_once) as stop:
         async with (None if events.follows else _find_view(engine, request)) or events.find_lines(alone) as events.view:
-            stop.add_done_callback(lambda _: events.view.note_stop())
+            stop.add_done_callback(lambda _: events.view.handle_stop())
             caller = RunCaller(
                 stop,
-                events.note_change,
-                events.note_news,
+                events.handle_change,
+                events.handle_news,
                 aside=events.view.aside,
                 budget_ms=budget_ms,
-                on_output=events.view.note_output,
-                on_end=events.note_end,
+                on_output=events.view.handle_output,
+                on_end=events.handle_end,
             )
             if isinstance(request, str):
                 return await engine.resume(run_id, caller)
@@ -289,15 +289,15 @@ class _Events:
         where = "" if self._options.on is None else self._options.on.on_command_line
         return RunLines(Outlet(2), shows_output=not self._options.quiet, annotates=annotates, only=only, where=where)
 
-    def note_change(self, state: StepState) -> None:
+    def handle_change(self, state: StepState) -> None:
         self._write("step", {"id": state.id, **state.to_answer()})
-        self.view.note_change(state)
+        self.view.handle_change(state)
 
-    def note_news(self, step: str, news: dict[str, Any]) -> None:
+    def handle_news(self, step: str, news: dict[str, Any]) -> None:
         self._write(news["event"], {"id": step, **{name: value for name, value in news.items() if name != "event"}})
-        self.view.note_news(step, news)
+        self.view.handle_news(step, news)
 
-    def note_end(self, envelope: Envelope) -> None:
+    def handle_end(self, envelope: Envelope) -> None:
         self._ended = envelope
 
     def leave_at_once(self, signal_name: str) -> None:

@@ -79,7 +79,7 @@ class RunLines:
         if self._outlet is not None:
             self._outlet.finish()
 
-    def note_change(self, state: StepState) -> None:
+    def handle_change(self, state: StepState) -> None:
         if state.status is Status.RUNNING:
             self._running.setdefault(state.id, monotonic_ns())
             had_waits = self._waits.pop(state.id, None) is not None
@@ -104,7 +104,7 @@ class RunLines:
             line = f"::{kind} title={_escape(state.id, ':,')}::{_escape(line)}"
         self._write_line(line)
 
-    def note_news(self, step: str, news: dict[str, Any]) -> None:
+    def handle_news(self, step: str, news: dict[str, Any]) -> None:
         self._write_line(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
 
     def _announce(self, step: str | None = None) -> None:
@@ -113,7 +113,7 @@ class RunLines:
             if name in self._unannounced:
                 self._write_line(self._unannounced.pop(name)[1])
 
-    def note_output(self, step: str, number: int, records: bytes) -> None:
+    def handle_output(self, step: str, number: int, records: bytes) -> None:
         """Show new output; without records, an attempt begins."""
         self._announce(step.partition("[")[0].partition(" tool ")[0])
         if not self._shows_output:
@@ -130,7 +130,7 @@ class RunLines:
         else:
             self._write(self._left_out_line() + self._writer.write(label_of(step, number), read_records(records)))
 
-    def note_stop(self) -> None:
+    def handle_stop(self) -> None:
         pass
 
     def clear(self) -> None:

@@ -239,7 +239,7 @@ class _TreeBuilder:
             self._node(event, depth + 1)
             text = None
         if text is None:
-            self._note(event, "file/key", "a key must be text", "put it in quotes")
+            self._add_flaw(event, "file/key", "a key must be text", "put it in quotes")
         return text
 
     def _scalar(self, event: Any) -> Any:
@@ -258,24 +258,24 @@ class _TreeBuilder:
             return text
         if _BASED.fullmatch(text) or _INT.fullmatch(text):
             if len(text) > DIGITS_LIMIT:
-                self._note(event, "file/number", f"a number of {len(text)} digits: put it in quotes")
+                self._add_flaw(event, "file/number", f"a number of {len(text)} digits: put it in quotes")
                 return 0
             return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
         if _FLOAT.fullmatch(text):
             number = math.inf if text[-1] in "fFnN" else float(text)
             if math.isfinite(number):
                 return number
-            self._note(event, "file/number", f"{quote(text)} cannot be used as a number")
+            self._add_flaw(event, "file/number", f"{quote(text)} cannot be used as a number")
             return 0
         return text
 
-    def _note(self, event: Any, rule: str, message: str, suggestion: str | None = None) -> None:
+    def _add_flaw(self, event: Any, rule: str, message: str, suggestion: str | None = None) -> None:
         self.flaws.append(YamlFlaw(rule, message, _place_of(event), suggestion))
 
     def _check_tag(self, event: Any) -> None:
         if event.tag not in (None, "!"):
             tag = quote(str(event.tag).replace("tag:yaml.org,2002:", "!!"))
-            self._note(event, "file/tag", f"the tag {tag} is not known here; there is only !!str")
+            self._add_flaw(event, "file/tag", f"the tag {tag} is not known here; there is only !!str")
 
 
 def _place_of(event: Any) -> SourcePosition:

@@ -46,7 +46,7 @@ class LogQuota:
         self._open.discard(path)
         self._shrink_if_too_large()
 
-    def note(self, size: int) -> None:
+    def add(self, size: int) -> None:
         """Note that so many bytes were written. Shrink in a thread once they are too many."""
         self._size += size
         self._shrink_if_too_large()

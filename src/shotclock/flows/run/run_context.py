@@ -140,7 +140,7 @@ class Parks(Protocol):
     @property
     def may_park(self) -> bool: ...
     def park(self) -> None: ...
-    def note_wait(self, state: StepState) -> None: ...
+    def record_wait(self, state: StepState) -> None: ...
 
 
 class PersonWait:
@@ -174,7 +174,7 @@ class PersonWait:
         states = steps_at_work.get()
         for state in states:
             state.begin_wait(proposal.id, monotonic_ns())
-        self._note_waits(states)
+        self._record_waits(states)
         try:
             with self._counted(-1):
                 yield
@@ -187,12 +187,12 @@ class PersonWait:
             if not self.parked.done():
                 for state in states:  # the time of one with items or of a nested run is not only that of this wait
                     state.end_wait(proposal.id, monotonic_ns(), counts=state is states[-1])
-                self._note_waits(states)
+                self._record_waits(states)
 
-    def _note_waits(self, states: Iterable[StepState]) -> None:
+    def _record_waits(self, states: Iterable[StepState]) -> None:
         for state in states:
             for scheduler in self.schedulers:
-                scheduler.note_wait(state)
+                scheduler.record_wait(state)
 
     @contextlib.contextmanager
     def _counted(self, change: int) -> Iterator[None]:
@@ -252,7 +252,7 @@ class Deadlines:
             return self._last_by.get(step_id, self._end)
         return self._clean_up_by if step_id in self._clean_up else self._work
 
-    def note_fired(self, fired: Fired | None) -> bool:
+    def record_fired(self, fired: Fired | None) -> bool:
         """Note a limit that stopped a step. Return whether it is a deadline of the run itself."""
         source = None if fired is None else fired.source
         if source is None:
@@ -262,7 +262,7 @@ class Deadlines:
             return True
         return False
 
-    def note_cut_short(self, step_id: str) -> None:
+    def record_cut_short(self, step_id: str) -> None:
         deadline = self._run if self._is_last else self._clean if step_id in self._clean_up else self._work
         if deadline is not None:
             self._fired.append(deadline)
@@ -342,7 +342,7 @@ class RunContext:
     base_env: Mapping[str, str]  # without names that look secret
     redaction: Redaction
     call: Call
-    find_fired: Callable[[], Fired]  # the limit that stopped the run
+    get_fired: Callable[[], Fired]  # the limit that stopped the run
     on_change: OnChange | None = None
     on_news: OnNews | None = None
     winding_down: set[str] = field(default_factory=set)  # steps told to wind down; start no further items or attempts

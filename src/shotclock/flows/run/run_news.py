@@ -57,7 +57,7 @@ class RunNews:
         self._context, self._scheduler = context, scheduler
         self._began_at, self._began_ns = began_at, began_ns
 
-    def note(self, call: Call, news: OvertimeRequest | WindDown) -> None:
+    def handle(self, call: Call, news: OvertimeRequest | WindDown) -> None:
         run = self._context
         if call is not run.call and call.inside_of is not run.call:
             return  # a nested run reports it itself

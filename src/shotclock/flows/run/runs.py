@@ -174,7 +174,7 @@ def run_exists(run_id: str) -> Failure:
 
 async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) -> Envelope:
     """Resume a parked or cut-off run with its old deadline. An ended run returns its old envelope."""
-    run = await asyncio.to_thread(_take_up, run_id, store)
+    run = await asyncio.to_thread(_claim, run_id, store)
     if run.envelope is not None:
         return await answer_again(run, read_envelope(run.envelope), store, caller.environment)
     run = await asyncio.to_thread(_follow_clock, run, store)
@@ -260,7 +260,7 @@ def _rename_output(on_output: OnStepOutput | None, name: str) -> OnStepOutput | 
     return on_output and (lambda step, number, records: on_output(f"{name}.{step}", number, records))
 
 
-def _take_up(run_id: str, store: Store) -> StoredRun:
+def _claim(run_id: str, store: Store) -> StoredRun:
     try:
         run = store.runs.take_up(run_id, this_process(), is_alive)
     except RunTaken as taken:
@@ -430,7 +430,7 @@ class _Run:
                 base_env={name: value for name, value in environment.items() if not looks_secret(name)},
                 redaction=redaction,
                 call=self.call,
-                find_fired=self._find_fired,
+                get_fired=self._get_fired,
                 on_change=self.caller.on_change,
                 on_news=self.caller.on_news,
                 logs=self._logs,
@@ -479,7 +479,7 @@ class _Run:
         person_wait.schedulers.append(scheduler)
         working = asyncio.ensure_future(scheduler.run())
         self.call.work = RunWork(scheduler, context.deadlines, self.call)
-        control_of(self.call).on_change = RunNews(context, scheduler, self.began.at, self.began.at_ns).note
+        control_of(self.call).on_change = RunNews(context, scheduler, self.began.at, self.began.at_ns).handle
         enter(self.call)
         running_runs[self.request.run_id] = self.call
         cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -525,7 +525,7 @@ class _Run:
         else:
             if self.caller.on_end is not None:
                 self.caller.on_end(envelope)
-        if (notice := self._find_notice(envelope)) is not None:
+        if (notice := self._make_notice(envelope)) is not None:
             envelope.warnings += await notice.send()
         return envelope
 
@@ -544,7 +544,7 @@ class _Run:
         if (artifacts := describe_artifacts(self.store.home, run_id, kept)) is not None:
             data["artifacts"] = artifacts
         is_out_of_time = context.deadlines.have_fired
-        outcome = judge_run(self.call, states, data, ended_by, self._find_fired(), is_out_of_time=is_out_of_time)
+        outcome = judge_run(self.call, states, data, ended_by, self._get_fired(), is_out_of_time=is_out_of_time)
         outcome.warnings = tuple(context.redaction.value(note) for note in scheduler.notes)
         if self._logs is not None and self._logs.lost:
             lost = warning("NOT_WRITTEN_DOWN", f"part of the output in the log of the run: {self._logs.lost}")
@@ -563,7 +563,7 @@ class _Run:
             )
             outcome.problem = replace(outcome.problem, message=message, suggestion=hint)
         envelope = answer(self.call, outcome)
-        notice = self._find_notice(envelope)
+        notice = self._make_notice(envelope)
         if command and isinstance(envelope.data, dict):
             envelope.data["rerun_command"] = command
 
@@ -602,7 +602,7 @@ class _Run:
         waited_ms = (monotonic_ns() - self._over_ns) // NS_PER_MS
         return _is_over(waited_ms, self.call.bound.bell, LAST_WAIT_MS, scheduler.is_hurried)
 
-    def _find_notice(self, envelope: Envelope) -> Notice | None:
+    def _make_notice(self, envelope: Envelope) -> Notice | None:
         """Return the message about the run, if anybody wants it. A nested run sends none: the outer one does."""
         request, environment = self.request, self.caller.environment
         if self.caller.outer is not None:
@@ -610,7 +610,7 @@ class _Run:
         lasted_ms = (monotonic_ns() - self.began.at_ns) // NS_PER_MS  # since it began, in all its processes
         return notice_of(request.run_id, request.name, request.file, request.workflow, envelope, environment, lasted_ms)
 
-    def _find_fired(self) -> Fired:
+    def _get_fired(self) -> Fired:
         """Return the limit that stopped the run, as it was set, not less a parent's reserve."""
         call, began = self.call, self.began
         if began.budget_ms is not None:
@@ -697,7 +697,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     Its questions are withdrawn and the clean-up of its begun steps runs, unless `refusal` is why it cannot. Raise
     Failure if the run does not exist, or a process has it (RUN_TAKEN).
     """
-    run = await asyncio.to_thread(_take_up, run_id, store)
+    run = await asyncio.to_thread(_claim, run_id, store)
     if run.envelope is not None:
         return read_envelope(run.envelope)
     run = await asyncio.to_thread(_follow_clock, run, store)
@@ -758,6 +758,6 @@ async def render_outputs(
             outputs[name] = await renderer.render_output(template, scope)
         except StepFailed as failed:
             outputs[name] = None
-            context.deadlines.note_fired(failed.fired)
+            context.deadlines.record_fired(failed.fired)
             notes.append(warning("OUTPUT_MISSING", f"output {name}: {failed}"))
     return outputs, notes

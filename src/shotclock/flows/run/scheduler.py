@@ -170,7 +170,7 @@ class Scheduler:
 
     async def _work(self) -> None:
         while self._under_way and not self._is_halted:
-            self._take_ready()
+            self._mark_running()
             await self._write_if_possible()
             if self._trouble is not None and not self._is_stopping and not self._is_finishing:
                 self._unrecorded = self._trouble
@@ -202,7 +202,7 @@ class Scheduler:
             task.cancel()
         self._news.set()
 
-    def note_wait(self, state: StepState) -> None:
+    def record_wait(self, state: StepState) -> None:
         """Record and report that a running step waits for a person, or does so no longer."""
         if self.states.get(state.id) is state and state.status is Status.RUNNING:
             self._unwritten.append(state)
@@ -350,7 +350,7 @@ class Scheduler:
         if (slot := self._slots.pop(name, None)) is not None:
             slot.give_back()
 
-    def _take_ready(self) -> None:
+    def _mark_running(self) -> None:
         """Mark the ready steps as running. They begin after that is recorded."""
         now_ms = (self._limits.now_ns() - self._limits.began_ns) // NS_PER_MS
         while self._ready:
@@ -368,9 +368,9 @@ class Scheduler:
         unbegun = [name for name in self._starting if name not in self._tasks]
         for name in unbegun if not self._is_halted else ():
             task = self._tasks[name] = asyncio.get_running_loop().create_task(self._step(name))
-            task.add_done_callback(self._note_bug)
+            task.add_done_callback(self._handle_bug)
 
-    def _note_bug(self, task: asyncio.Task[None]) -> None:
+    def _handle_bug(self, task: asyncio.Task[None]) -> None:
         """End the run with a bug. Otherwise it would wait for the step for ever."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._bug = error

@@ -129,7 +129,7 @@ class StepExecutor:
             state.status = await self._keep_artifacts(step, state, verdict)
         except StepFailed as failed:
             await self._keep_artifacts(step, state, Status.FAILED)
-            self.note_failure(state, failed)
+            self.record_failure(state, failed)
         except asyncio.CancelledError:
             await self._keep_artifacts(step, state, Status.CANCELLED)
             raise
@@ -165,16 +165,16 @@ class StepExecutor:
         state.error = _error("ARTIFACT_MISSING", message, "step/artifacts")
         return Status.FAILED
 
-    def note_failure(self, state: StepState, failed: StepFailed) -> None:
+    def record_failure(self, state: StepState, failed: StepFailed) -> None:
         phase = "execution" if state.attempts else "validation"
         state.status, state.error = Status.FAILED, failed.error | {"phase": phase}
-        self._note_cut_short(state, failed.fired)
+        self._record_cut_short(state, failed.fired)
 
-    def _note_cut_short(self, state: StepState, fired: Fired | None) -> None:
+    def _record_cut_short(self, state: StepState, fired: Fired | None) -> None:
         """Note whether the run's own timeout stopped a step. The error then names that limit."""
-        state.is_cut_short = self._run.deadlines.note_fired(fired)
+        state.is_cut_short = self._run.deadlines.record_fired(fired)
         if state.is_cut_short and state.error is not None:
-            clock = self._run.find_fired()
+            clock = self._run.get_fired()
             context = {**(state.error.get("context") or {}), "clock": clock.as_context()}
             # The error of a step that never began already names what it waited for.
             limit = f"stopped: {explain_limit(self._run.call, clock)}"
@@ -352,7 +352,7 @@ class StepExecutor:
         if isinstance(suggestion := error.get("suggestion"), str):
             error["suggestion"] = _IN_DATA.sub(lambda found: _IN_STEP.get(found[1], f"output.{found[1]}"), suggestion)
         state.error = self._run.redaction.value(error)
-        self._note_cut_short(state, envelope.fired)
+        self._record_cut_short(state, envelope.fired)
         return Status.TIMED_OUT if envelope.code in _TIMEOUTS else Status.FAILED
 
     def check_size(self, output: Any) -> Any:
@@ -447,7 +447,7 @@ class StepExecutor:
     ) -> StepCall:
         run, (settings, values, own_env, folder) = self._run, rendered
         if log is not None:
-            more["on_output"] = log.take
+            more["on_output"] = log.add
         return StepCall(
             step_id,
             settings,
@@ -585,9 +585,9 @@ class _Items:
                     one = _Work(work.name, work.step, part, scope, (number, len(self._items)))
                     part.status = await self._executor.approve_and_attempt(one)
                 except StepFailed as failed:
-                    self._executor.note_failure(part, failed)
+                    self._executor.record_failure(part, failed)
                 except Failure as failure:
-                    self._executor.note_failure(part, StepFailed(failure.code, str(failure), "step/items"))
+                    self._executor.record_failure(part, StepFailed(failure.code, str(failure), "step/items"))
             with contextlib.suppress(Failure):  # without a record of its end it counts as cut off
                 await self._write(number)
 

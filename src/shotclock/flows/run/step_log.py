@@ -113,7 +113,7 @@ class AttemptLog:
         """The instant at which the unfinished line of a stream began, or was last shown."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def take(self, pieces: Sequence[tuple[int, bytes]], left_out: Sequence[int]) -> None:
+    def add(self, pieces: Sequence[tuple[int, bytes]], left_out: Sequence[int]) -> None:
         records: list[bytes] = []
         for stream, size in enumerate(left_out, 1):
             if size:
@@ -180,7 +180,7 @@ class AttemptLog:
         if self._book is not None:
             if not self._book.write(written):
                 self._logs.lost = self._logs.lost or "the disk did not take it"
-            self._logs.quota.note(len(written))
+            self._logs.quota.add(len(written))
         if self._logs.on_output is not None:
             self._logs.on_output(self._step, self._number, written)
 

@@ -273,12 +273,12 @@ class AgentRun:
                         details = self._describe(model.model_name)
                         # A model that called no tool has answered: this request is for a correction.
                         details["again"] = response is not None and not self._find_calls(response)
-                        self._take_time(await self._ctx.link.ask("request", details))
+                        self._read_time(await self._ctx.link.ask("request", details))
                         if self._ctx.stopping:
                             self._wind_down(node.request.parts)
                         async with self._watched(), node.stream(run.ctx) as stream:
                             async for event in stream:
-                                self._note(event)
+                                self._handle_event(event)
                             response = stream.response
                             self._check_end(response)
                         self._kept += self._size
@@ -341,7 +341,7 @@ class AgentRun:
         if self._tells_end and not is_ended:
             raise _Truncated("the connection was lost before the model had ended its answer")
 
-    def _take_time(self, reply: object) -> None:
+    def _read_time(self, reply: object) -> None:
         if isinstance(reply, dict) and reply.get("stops_in_ms") is not None:
             self._stops_at = asyncio.get_running_loop().time() + reply["stops_in_ms"] / 1000
 
@@ -407,7 +407,7 @@ class AgentRun:
             left = "little time is" if left_s is None else f"{format_duration(max(1, int(left_s * 1000)))} is"
             parts.append(UserPromptPart(WIND_DOWN.format(left=left)))
 
-    def _note(self, event: object) -> None:
+    def _handle_event(self, event: object) -> None:
         text = ""
         if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
             text = event.part.content

@@ -161,7 +161,7 @@ class AgentTools:
             headers = {name: as_text(value) for name, value in written.headers.items() if value is not None}
             transport = talk.over_http(str(written.url), {**self._call.trace.as_headers(), **headers})
         talking = asyncio.ensure_future(talk.talk(transport))
-        server.opened.push_async_callback(_take_leave, talk, talking)
+        server.opened.push_async_callback(_leave, talk, talking)
         bell, limits_s = self._call.bound.bell, []
         if bell is not None:
             limits_s.append(bell.remaining_ns(monotonic_ns()) / 1e9)
@@ -313,7 +313,7 @@ class _ServerWork(Work):
         self.is_stopped = self._asking.cancel()
 
 
-async def _take_leave(talk: ServerConversation, talking: asyncio.Future[None]) -> None:
+async def _leave(talk: ServerConversation, talking: asyncio.Future[None]) -> None:
     talk.close()
     await asyncio.wait([talking], timeout=LEAVE_LIMIT_S)
     if not talking.done():
@@ -410,10 +410,10 @@ class AgentListener(CallListener):
                     usage["tool_calls"] = max(usage["tool_calls"], self.tool_calls)
                 return self.tools.call(name, arguments)
             case "request", dict(details):
-                return self._note_request(details)
+                return self._handle_request(details)
         return super().ask(question, value)
 
-    async def _note_request(self, details: dict[str, Any]) -> dict[str, Any]:
+    async def _handle_request(self, details: dict[str, Any]) -> dict[str, Any]:
         """Record a request; with `again`, the text since the last one is void. Return the time left in a wind-down."""
         if not self.has_begun:
             self._began_ns = monotonic_ns()

@@ -185,7 +185,7 @@ class HttpProvider(Provider):
                     response = await client.send(request, stream=True)
                     try:
                         if response.next_request is None:
-                            await exchange.take(response)
+                            await exchange.receive(response)
                             return
                     finally:
                         await response.aclose()  # the body of a redirect is not read: it may be endless
@@ -252,7 +252,7 @@ class HttpExchange(Work):
         if self.admission.control is not None:
             self.admission.control.signs += 1
 
-    async def take(self, response: httpx2.Response) -> None:
+    async def receive(self, response: httpx2.Response) -> None:
         self.response.begin(response)
         with self.response.receiving():
             async with contextlib.aclosing(response.aiter_bytes()) as chunks:
