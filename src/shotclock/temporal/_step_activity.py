@@ -39,7 +39,7 @@ from ..core.visible_text import looks_secret
 from ..flows.check.lint import identity, inner_workflow
 from ..flows.check.plan import FinallyReserve, run_timeout_ms
 from ..flows.file.schema import WorkflowFile, check_inputs
-from ..flows.run.run_context import Deadlines, ParallelSlots, PersonWait, RunContext
+from ..flows.run.run_context import Deadlines, ParallelSlots, PersonWait, RunContext, SharedParts
 from ..flows.run.run_news import describe_news, move_steps
 from ..flows.run.runs import name_nested_run, read_envelope, render_outputs
 from ..flows.run.state import JsonObject, OutputsView, StepState, StepsView, redaction_for
@@ -226,6 +226,7 @@ async def _open_context(
     deadlines = make_deadlines(bell)
     environment = {**services.environment, **run["env"]}
     providers = Providers(RunServices(services.inbox, environment=environment))
+    person_wait = PersonWait(0 if may_park else None)
     redaction = redaction_for(workflow, {**environment, **services.own_variables})
     token = current_scope.set(Scope(bell, -1, call.name, call, call=call))
 
@@ -238,11 +239,7 @@ async def _open_context(
         folder=_find_folder(run["folder"], services.folder),
         files=tuple(run["files"]),
         began_at=WallTime(run["began_at"] - clock.ahead_ms()),
-        store=services.store,
-        runtime=services.runtime,
-        providers=providers,
-        inbox=services.inbox,
-        person_wait=PersonWait(0 if may_park else None),
+        shared=SharedParts(services.store, services.runtime, providers, services.inbox, person_wait),
         slots=ParallelSlots(workflow.max_parallelism),
         deadlines=deadlines,
         environment=environment,
@@ -340,7 +337,7 @@ class _StepWork:
             self._working = working
             holding = asyncio.ensure_future(self._hold(working))
             try:
-                await asyncio.wait([working, context.person_wait.parked], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([working, context.shared.person_wait.parked], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 if not working.done():
                     working.cancel()
@@ -372,8 +369,8 @@ class _StepWork:
             return {"state": self.state.to_record()}
         if self._is_cut_off:
             return {"state": self._input["state"], "lost": self._describe_attempt()}
-        if context.person_wait.parked.done() and not self._is_ordered_off:
-            waiting = [each for each in context.person_wait.parked_on.values() if each.id not in self._wanted]
+        if context.shared.person_wait.parked.done() and not self._is_ordered_off:
+            waiting = [each for each in context.shared.person_wait.parked_on.values() if each.id not in self._wanted]
             proposals = pack_proposals(self._input["step"], waiting, self._services.store, self._clock.ahead_ms())
             state, nested = self.state.to_parked().to_record(), list(self._wanted.values())
             return {"state": state, "is_parked": True, "proposals": proposals, "nested": nested}
@@ -446,7 +443,10 @@ class _StepWork:
             "env": own_env,
             "attributes": [],
         }
-        with context.person_wait.at_work(), context.person_wait.waits(run_id, ForeignProposal(run_id, {})):
+        with (
+            context.shared.person_wait.at_work(),
+            context.shared.person_wait.waits(run_id, ForeignProposal(run_id, {})),
+        ):
             await nested.stop  # until the step is parked, which is now or when its other items have ended
         raise asyncio.CancelledError
 

@@ -64,7 +64,7 @@ class StepApproval:
     def __init__(self, run: RunContext, key: str, *, used: str | None = None) -> None:
         """Prepare the approval. `used` is the proposal that the step began with before."""
         self._run = run
-        self._inbox = run.inbox()
+        self._inbox = run.shared.inbox()
         self._key = key
         self.used = used
         self._files: dict[str, str] = {}
@@ -89,7 +89,7 @@ class StepApproval:
             return admit(f"step {step_id}", clocks, parent=find_end(), parent_owner=owner)
 
         admission = begin()
-        wait = RunWait(self._key, self._run.began_at, self._run.person_wait.waits, begin)
+        wait = RunWait(self._key, self._run.began_at, self._run.shared.person_wait.waits, begin)
         try:
             return await self._ask_and_use(step_id, step, rendered, attempts, admission, wait)
         except Failure as failure:

@@ -325,17 +325,24 @@ def _before(deadline: Deadline | None, by_ms: int) -> Deadline | None:
 
 
 @value
+class SharedParts:
+    """The parts that a run shares with the runs inside it."""
+
+    store: Store
+    runtime: Runtime
+    providers: Providers
+    inbox: Callable[[], Inbox]
+    person_wait: PersonWait
+
+
+@value
 class RunContext:
     run_id: str
     workflow: WorkflowFile
     folder: Path
     files: tuple[str, ...]  # the nested files, from the outermost to this one
     began_at: WallTime
-    store: Store
-    runtime: Runtime
-    providers: Providers
-    inbox: Callable[[], Inbox]
-    person_wait: PersonWait
+    shared: SharedParts
     slots: ParallelSlots
     deadlines: Deadlines
     environment: Mapping[str, str]

@@ -69,9 +69,9 @@ class RunNews:
         if call is run.call and call.bound.bell is not None and not isinstance(news, WindDown):
             self._write(self._write_deadline)
             # The proposals of waiting steps stay open as long as the run can use them now.
-            for proposal in self._context.person_wait.waiting.values():
+            for proposal in self._context.shared.person_wait.waiting.values():
                 if isinstance(proposal, Proposal) and (bell := self._context.deadlines.of("")) is not None:
-                    self._context.inbox().follow(proposal.id, wall_time() + bell.remaining_ms(monotonic_ns()))
+                    self._context.shared.inbox().follow(proposal.id, wall_time() + bell.remaining_ms(monotonic_ns()))
         elif state is not None and state.status is Status.RUNNING:
             state.overtime.append(described)
             if call.bound.owner == call.name:
@@ -92,14 +92,14 @@ class RunNews:
     def _write_step(self, state: StepState) -> None:
         if state.status is Status.RUNNING:  # the scheduler writes the end, with all of this
             record = StepRecord(state.id, state.status.value, state.to_record_so_far())
-            self._context.store.runs.record(self._context.run_id, [record], wall_time(), wait_ms=0)
+            self._context.shared.store.runs.record(self._context.run_id, [record], wall_time(), wait_ms=0)
 
     def _write_deadline(self) -> None:
         run, call = self._context, self._context.call
         if running_runs.get(run.run_id) is call:
             elapsed_ms = (call.started_ns - self._began_ns) // NS_PER_MS
             deadline_at = self._began_at + (elapsed_ms + call.bound.limit_ms)
-            run.store.runs.extend(run.run_id, deadline_at, wait_ms=0)
+            run.shared.store.runs.extend(run.run_id, deadline_at, wait_ms=0)
 
 
 def describe_news(call: Call, news: OvertimeRequest | WindDown) -> JsonObject:

@@ -46,7 +46,7 @@ from ._resumed_states import resume_states
 from .artifacts import RunArtifacts, describe_artifacts, find_wrong_limit, read_limit, restore_artifacts
 from .notices import Notice, answer_again, notice_of
 from .rerun import plan_nested_rerun
-from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext
+from .run_context import Deadlines, OnChange, OnNews, ParallelSlots, PersonWait, RunContext, SharedParts
 from .run_news import RunNews, RunWork
 from .scheduler import RunLimits, Scheduler
 from .state import (
@@ -207,7 +207,7 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
     while True:
         run_id, name = name_nested_run(inner, outer)
         request = RunRequest(workflow, identity(inner.file), inner.file.absolute().parent, run_id, inner.inputs)
-        found = await asyncio.to_thread(outer.store.runs.get, run_id)
+        found = await asyncio.to_thread(outer.shared.store.runs.get, run_id)
         caller = RunCaller(
             inner.stop,
             _rename_changes(outer.on_change, name),
@@ -220,9 +220,9 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
             if found is None:
                 if outer.rerun is not None:
                     request = await asyncio.to_thread(_continue_nested, request, inner.step_id, outer)
-                return await start(request, outer.store, caller)
+                return await start(request, outer.shared.store, caller)
             if found.ended_at is None and found.file == request.file and not is_alive(found.holder):
-                return await resume(run_id, outer.store, caller)
+                return await resume(run_id, outer.shared.store, caller)
         except Failure as failure:
             if failure.code != "RUN_TAKEN":  # another process was faster; the next number is free
                 raise
@@ -231,7 +231,7 @@ async def run_nested(outer: RunContext, inner: NestedRun) -> Envelope:
 def _continue_nested(request: RunRequest, step_id: str, outer: RunContext) -> RunRequest:
     """Return the request of a nested run that keeps what had succeeded in the same run inside the earlier one."""
     inputs = check_inputs(request.workflow, request.inputs)
-    rerun = plan_nested_rerun(outer.store, outer.rerun or {}, step_id, request.file, request.workflow, inputs)
+    rerun = plan_nested_rerun(outer.shared.store, outer.rerun or {}, step_id, request.file, request.workflow, inputs)
     return request if rerun is None else replace(request, recorded=rerun.recorded, rerun=rerun.shown)
 
 
@@ -380,8 +380,10 @@ class _Run:
                         scheduler.notes += notes
                 except Exception as error:  # the store failed, or a bug
                     ended_by = error
-                if not scheduler.is_parked and (self.recorded or context.person_wait.has_asked):
-                    await asyncio.to_thread(_end_proposals, self.store, context.run_id, context.person_wait.unheard)
+                if not scheduler.is_parked and (self.recorded or context.shared.person_wait.has_asked):
+                    await asyncio.to_thread(
+                        _end_proposals, self.store, context.run_id, context.shared.person_wait.unheard
+                    )
         finally:
             current_scope.reset(token)
         if scheduler.is_parked:
@@ -394,17 +396,16 @@ class _Run:
         request, outer, environment = self.request, self.caller.outer, dict(self.caller.environment)
         async with contextlib.AsyncExitStack() as stack:
             if outer is None:
-                inbox: Callable[[], Inbox] = (opened := OpenedInbox(self.store))
+                inbox = OpenedInbox(self.store)
                 rules = CallRules(observers={ObserverKind.PERSON: partial(ask_person, inbox)})
                 runtime = await stack.enter_async_context(Runtime(program=Program(), workers=1, rules=rules))
                 runtime.open_channel(self.store.home)
-                stack.push_async_callback(opened.close)
-                person_wait = PersonWait(self.caller.budget_ms)
+                stack.push_async_callback(inbox.close)
                 providers = Providers(RunServices(inbox, self.caller.aside, environment))
                 stack.push_async_callback(providers.close)
+                shared = SharedParts(self.store, runtime, providers, inbox, PersonWait(self.caller.budget_ms))
             else:
-                runtime, providers = outer.runtime, outer.providers
-                inbox, person_wait = outer.inbox, outer.person_wait
+                shared = outer.shared
             limit_ms = self.began.budget_ms or self.call.bound.limit_ms
             last = finally_reserve(request.workflow, limit_ms)
             clean_up_ms = kept_for_clean_up_ms(request.workflow, max(0, limit_ms - last.ms))
@@ -419,11 +420,7 @@ class _Run:
                 files=(*(() if outer is None else outer.files), identity(request.file)),
                 runs=(*(() if outer is None else outer.runs), request.run_id),
                 began_at=self.began.at,
-                store=self.store,
-                runtime=runtime,
-                providers=providers,
-                inbox=inbox,
-                person_wait=person_wait,
+                shared=shared,
                 slots=ParallelSlots(request.workflow.max_parallelism, None if outer is None else outer.slots),
                 deadlines=Deadlines(self.call.bound.bell, clean_up_ms, clean_up_steps(request.workflow), last),
                 environment=environment,
@@ -469,7 +466,7 @@ class _Run:
 
     async def _wait_for_steps(self, scheduler: Scheduler, context: RunContext) -> str | None:
         """Return the name of the signal that ended the run early."""
-        person_wait, stop = context.person_wait, self.caller.stop
+        person_wait, stop = context.shared.person_wait, self.caller.stop
         is_stopped_before = stop is not None and stop.done()
         if person_wait.parked.done():  # while this nested run was prepared
             scheduler.park()
@@ -508,7 +505,7 @@ class _Run:
         return next((each.result() for each in (stop, cancelled) if each is not None and each.done()), None)
 
     async def _park(self, scheduler: Scheduler, context: RunContext) -> Envelope:
-        run_id, states, person_wait = self.request.run_id, scheduler.states, context.person_wait
+        run_id, states, person_wait = self.request.run_id, scheduler.states, context.shared.person_wait
         proposals = [
             dict(each.shown) if isinstance(each, ForeignProposal) else result_of(each)
             for each in person_wait.parked_on.values()

@@ -92,7 +92,7 @@ class StepExecutor:
         self._run = run
         self._workflow = run.workflow
         self._run_file = run_file
-        self._person_wait = run.person_wait
+        self._person_wait = run.shared.person_wait
         self.renderer: StepRenderer = StepRenderer(run)
         self._clocks_of: dict[Clocks, Clocks] = {}
         self._folders: dict[str, dict[int, Path]] = {}
@@ -142,7 +142,7 @@ class StepExecutor:
     async def _keep_artifacts(self, step: StepPart, state: StepState, verdict: Status) -> Status:
         """Keep the files of a step that has ended, and return its status, which a missing file may change."""
         run, folders = self._run, self._folders.pop(state.id, {})  # a step that never began has none
-        if run.artifacts is None or not folders or run.person_wait.parked.done():
+        if run.artifacts is None or not folders or run.shared.person_wait.parked.done():
             return verdict
         bell = run.deadlines.of(state.id)  # not that of the run, which keeps time for clean-up and `finally`
         left_ms = COLLECT_LIMIT_MS if bell is None else bell.remaining_ms(monotonic_ns())
@@ -404,11 +404,11 @@ class StepExecutor:
                 if work.approval is not None:
                     await work.approval.compare_programs()
                 may_start = run.deadlines.may_start(work.name)  # the run's timeout may have stopped another item
-                provider = run.providers[step.type]
+                provider = run.shared.providers[step.type]
                 answered = await run_attempt(
                     provider,
                     call,
-                    run.runtime,
+                    run.shared.runtime,
                     may_start=may_start,
                     ask_model=self._ask_model,
                     on_cancelled=kept.append,
@@ -473,11 +473,11 @@ class StepExecutor:
         policies = (overtime_of(self._workflow, step) for step in self._workflow.steps.values())
         model = next((each for each in policies if each is not None and each.observer is ObserverKind.MODEL), None)
         if model is not None:
-            models: Any = self._run.providers["ai"]
+            models: Any = self._run.shared.providers["ai"]
             await models.warm(model.model)
 
     async def _ask_model(self, call: Call, summary: JsonObject) -> OvertimeDecision:
-        models: Any = self._run.providers["ai"]
+        models: Any = self._run.shared.providers["ai"]
         decision: OvertimeDecision = await models.observe_overtime(call, summary)
         return decision
 
@@ -532,7 +532,7 @@ class _Items:
         self._is_clean_up = run.call.winding_down is not None  # no other step begins then
 
     async def carry_out(self) -> Status:
-        parts, state, person_wait = self._parts, self._work.state, self._run.person_wait
+        parts, state, person_wait = self._parts, self._work.state, self._run.shared.person_wait
         try:
             with person_wait.leave_to_parts():
                 async with asyncio.TaskGroup() as group:
@@ -577,7 +577,7 @@ class _Items:
                 part.status = Status.SKIPPED
                 return
             steps_at_work.set((*steps_at_work.get(), part))  # in the task of this item
-            with self._run.person_wait.at_work():
+            with self._run.shared.person_wait.at_work():
                 try:
                     part.label = one_line(str(self._run.redaction.value(describe_value(item))), ITEM_SHOWN)
                     part.status = Status.RUNNING
@@ -684,7 +684,7 @@ class _FileTools:
         log = executor.open_log(step, f"{work.state.id} tool {name}", work.state.attempts)
         call = executor.make_call(step_id, rendered, clocks, work.item, log)
         try:
-            answered = await run_attempt(run.providers[step.type], call, run.runtime)
+            answered = await run_attempt(run.shared.providers[step.type], call, run.shared.runtime)
         finally:
             if log is not None:
                 log.close()

@@ -251,7 +251,7 @@ class StepRenderer:
         self, operation: Operation, template: str, scope: TemplateScope, limit_ms: int | None = None, **more: Any
     ) -> Any:
         arguments = {"template": template, "scope": _plain_scope(scope, template), **more}
-        envelope = await self._run.runtime.call(operation, arguments, _limit_clocks(limit_ms))
+        envelope = await self._run.shared.runtime.call(operation, arguments, _limit_clocks(limit_ms))
         if envelope.ok:
             return envelope.value
         message = str((envelope.error or {}).get("message", ""))
@@ -264,7 +264,7 @@ class StepRenderer:
     ) -> None:
         """Raise StepFailed if a value does not fit a JSON Schema."""
         arguments = {"schema": schema, "value": value}
-        envelope = await self._run.runtime.call(_FIND_MISFIT, arguments, _limit_clocks(limit_ms))
+        envelope = await self._run.shared.runtime.call(_FIND_MISFIT, arguments, _limit_clocks(limit_ms))
         if not envelope.ok:
             why = f"it could not be checked: {(envelope.error or {})['message']}"
             raise StepFailed(code, f"{what}: {why}", rule, envelope)
