@@ -208,12 +208,13 @@ class EnvFile(Part):
     optional: bool = False
 
 
-def _as_env_files(written: Any) -> Any:
+def _with_paths(written: Any) -> Any:
+    """Return a list of mappings with a `path`, as which a plain name may be written."""
     listed = written if isinstance(written, list) else [written]
     return [{"path": each} if isinstance(each, str) else each for each in listed]
 
 
-EnvFileNames = Annotated[list[EnvFile], Before(_as_env_files, str | EnvFile | list[str | EnvFile])]
+EnvFileNames = Annotated[list[EnvFile], Before(_with_paths, str | EnvFile | list[str | EnvFile])]
 
 
 def _check_path(path: str) -> str:
@@ -231,12 +232,7 @@ class ArtifactPath(Part):
     if_missing: Literal["warn", "error", "ignore"] = "warn"
 
 
-def _as_paths(written: Any) -> Any:
-    listed = written if isinstance(written, list) else [written]
-    return [{"path": each} if isinstance(each, str) else each for each in listed]
-
-
-ArtifactPaths = Annotated[list[ArtifactPath], Before(_as_paths, str | ArtifactPath | list[str | ArtifactPath])]
+ArtifactPaths = Annotated[list[ArtifactPath], Before(_with_paths, str | ArtifactPath | list[str | ArtifactPath])]
 
 
 class StepPart(Part):

@@ -136,11 +136,10 @@ class NameScope:
 
 _ABSENT = {
     "pr": "there is no pull request here: hand its data over as an input",
-    "files": "there is no pull request here: hand its files over as an input",
-    "filesChanged": "there is no pull request here: hand its files over as an input",
-    "filesCount": "there is no pull request here: hand its files over as an input",
-    "branch": "there is no pull request here: hand the branch over as an input",
-    "baseBranch": "there is no pull request here: hand the branch over as an input",
+    **dict.fromkeys(
+        ("files", "filesChanged", "filesCount"), "there is no pull request here: hand its files over as an input"
+    ),
+    **dict.fromkeys(("branch", "baseBranch"), "there is no pull request here: hand the branch over as an input"),
     "event": "there are no events here: hand the data over as an input",
     "memory": "there is no memory between steps here",
     "outputs_history": "earlier outputs of a step are not kept for templates",

@@ -29,17 +29,14 @@ _EVENTS = re.compile(r"(pr|issue)_(opened|updated|closed|comment)|manual|webhook
 REPAIR_ROUNDS = 4
 
 _LEFT_OUT = {
-    "extends": "the files that this one extends are not read: import the whole configuration",
-    "include": "the files that this one includes are not read: import the whole configuration",
+    **dict.fromkeys(("extends", "include"), "the files that it names are not read: import the whole configuration"),
     "output": "results are not posted to pull requests here: see `shotclock report --output markdown`",
     "memory": "there is no memory between steps here: hand values on as outputs",
     "http_server": "there is no server that starts runs here: start `shotclock run` from yours",
-    "frontends": "there are no frontends here: start `shotclock run` from yours",
-    "slack": "there are no frontends here: start `shotclock run` from yours",
-    "telegram": "there are no frontends here: start `shotclock run` from yours",
-    "email": "there are no frontends here: start `shotclock run` from yours",
-    "whatsapp": "there are no frontends here: start `shotclock run` from yours",
-    "teams": "there are no frontends here: start `shotclock run` from yours",
+    **dict.fromkeys(
+        ("frontends", "slack", "telegram", "email", "whatsapp", "teams"),
+        "there are no frontends here: start `shotclock run` from yours",
+    ),
     "scheduler": "there is no scheduler here: start `shotclock run` from cron",
     "limits": "a step goes back ten times at most here",
     "tag_filter": "pick steps by `shotclock run --tags`",

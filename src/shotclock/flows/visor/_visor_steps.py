@@ -21,19 +21,16 @@ _PRESENTATION = frozenset({"group", "template", "criticality", "include_pr_conte
 _LEFT_OUT = {
     "on": "there are no events here: the step runs whenever the workflow does",
     "triggers": "the step runs whichever files changed",
-    "reuse_ai_session": "each step has a conversation of its own here",
-    "session_mode": "each step has a conversation of its own here",
+    **dict.fromkeys(("reuse_ai_session", "session_mode"), "each step has a conversation of its own here"),
     "on_finish": "write a step with `depends_on: {STEP: ended}`",
     "on_init": "write the steps before this one, and let it wait for them",
     "max_runs": "a step goes back ten times at most here",
     "schedule": "there is no scheduler here: start `shotclock run` from cron",
     "rate_limit": "requests are not slowed down here",
     "failure_conditions": "write them as `fail_if`",
-    "fanout": "a step that a reaction runs, runs once here",
-    "reduce": "a step that a reaction runs, runs once here",
+    **dict.fromkeys(("fanout", "reduce"), "a step that a reaction runs, runs once here"),
     "debounce": "starts are not put together here",
-    "overrides": "a workflow runs here as it is written",
-    "workflow_overrides": "a workflow runs here as it is written",
+    **dict.fromkeys(("overrides", "workflow_overrides"), "a workflow runs here as it is written"),
     "output_mapping": "take the outputs by their own names",
     "ai_custom_tools_js": "tools that are computed cannot be given to an agent",
     "ai_mcp_servers_js": "servers that are computed cannot be given to an agent",
@@ -51,15 +48,9 @@ _UNKNOWN_TYPES = {
     "utcp": "there is no client of UTCP here",
 }
 _ISSUE = {
-    "file": {"type": "string"},
-    "line": {"type": "integer"},
-    "endLine": {"type": "integer"},
-    "ruleId": {"type": "string"},
-    "message": {"type": "string"},
+    **{name: {"type": "string"} for name in ("file", "ruleId", "message", "category", "suggestion", "replacement")},
+    **{name: {"type": "integer"} for name in ("line", "endLine")},
     "severity": {"type": "string", "enum": ["info", "warning", "error", "critical"]},
-    "category": {"type": "string"},
-    "suggestion": {"type": "string"},
-    "replacement": {"type": "string"},
 }
 _REQUIRED = ["file", "line", "ruleId", "message", "severity"]
 _SCHEMAS: dict[str, dict[str, Any]] = {
@@ -432,17 +423,10 @@ def _prompt(step: _VisorStep) -> None:
 
 
 _AI_TEXTS = {"model": "model", "system_prompt": "system_prompt", "custom_prompt": "system_prompt"}
-_AI_NUMBERS = frozenset(
-    [
-        "timeout",
-        "ai_timeout",
-        "max_iterations",
-        "negotiated_timeout_budget",
-        "negotiated_timeout_max_requests",
-        "negotiated_timeout_max_per_request",
-        "graceful_stop_deadline",
-    ]
-)
+_AI_NUMBERS = {
+    *("timeout", "ai_timeout", "max_iterations", "graceful_stop_deadline"),
+    *(f"negotiated_timeout_{name}" for name in ("budget", "max_requests", "max_per_request")),
+}
 
 
 def _ai_key(step: _VisorStep, made: dict[str, Any], key: str, part: Any) -> None:
