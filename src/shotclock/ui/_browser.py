@@ -20,7 +20,7 @@ from ..core.limits import NS_PER_MS
 from ..supervise.clock import monotonic_ns
 from . import _page_scripts as page_scripts
 from . import payload
-from ._nodes import MAX_FRAMES, await_hidden, await_node, no_ref, read_texts
+from ._nodes import MAX_FRAMES, answer_of, await_hidden, await_node, no_ref, read_texts
 from ._tabs import Tab, Tabs, bounded
 from .device import Countdown, DeviceEntry, DeviceServices, Place, Snapshot
 from .payload import Matcher
@@ -490,8 +490,10 @@ class BrowserDevice:
         """
         whole_ms = time.left_ms // 2
         frames = self._page.frames[1:MAX_FRAMES]
+        limits_ms = [whole_ms, *(min(COUNT_MS, whole_ms) for _ in frames)]
+        asked = zip([root, *frames], limits_ms, strict=True)
         count, *counts = await asyncio.gather(
-            _count(root, whole_ms), *(_count(each, min(COUNT_MS, whole_ms)) for each in frames)
+            *(answer_of(each.evaluate(page_scripts.COUNT_NODES), limit_ms, 0) for each, limit_ms in asked)
         )
         silent = [str(each.url)[:500] for each, found in zip(frames, counts, strict=True) if found is None]
         left, left_out = MAX_NODES, 0
@@ -507,15 +509,6 @@ class BrowserDevice:
         async with self._explained("take_screenshot", time.limit_ms, "EVAL_TIMEOUT"):
             image: bytes = await page.screenshot(timeout=time.limit_ms, type="png")
         return image
-
-
-async def _count(root: Any, within_ms: int) -> int | None:
-    try:
-        return int(await bounded(root.evaluate(page_scripts.COUNT_NODES), within_ms))
-    except TimeoutError:
-        return None
-    except Exception:  # the frame went away
-        return 0
 
 
 def _check_scheme(uri: str) -> None:

@@ -98,7 +98,9 @@ class ExecutionRun:
             budget = self._budget(action, deadline, started_ns)
             if budget is None:
                 index -= 1
-                failures.append(self._ran_out(action, started_ns))
+                message = f"the {self._limit_ms} ms of the execution ended before {action.type} {action.id} began"
+                clock = StepBudget(0, self._owner, self._limit_ms, started_ns).ring()
+                failures.append({"code": "OPERATION_TIMEOUT", "message": message, "clock": clock})
                 break
             self.on_event({"event": "step", "id": action.id, "actionType": action.type, "index": index})
             step, error = await self._step(action, budget)
@@ -164,13 +166,6 @@ class ExecutionRun:
         names = {"id": action.id, "actionType": action.type}
         step = {**names, "success": error is None, "data": (error or data) | self.device.take_notes()}
         return step, error and {**error, "actionId": action.id, "actionType": action.type}
-
-    def _ran_out(self, action: Action, started_ns: int) -> dict[str, Any]:
-        return {
-            "code": "OPERATION_TIMEOUT",
-            "message": f"the {self._limit_ms} ms of the execution ended before {action.type} {action.id} began",
-            "clock": StepBudget(0, self._owner, self._limit_ms, started_ns).ring(),
-        }
 
     async def _examine(self, before: Place | None, started_ns: int) -> dict[str, object]:
         """Return the state of the page and repair it. Without time for that the device is replaced after the answer."""

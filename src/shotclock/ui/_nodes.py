@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..core.errors import Failure
@@ -132,19 +132,21 @@ async def read_texts(page: Any, node: Any, matcher: Matcher, time: Countdown) ->
     main, *others = frames_of(page, matcher)
     texts: list[str] = await bounded(find(main, matcher).evaluate_all(page_scripts.READ_TEXTS), time.left_ms)
     within_ms = min(FRAME_LOOK_MS, time.left_ms)
-    found = await asyncio.gather(*(_texts_in(frame, matcher, within_ms) for frame in others))
+    asked = (find(frame, matcher).evaluate_all(page_scripts.READ_TEXTS) for frame in others)
+    found = await asyncio.gather(*(answer_of(each, within_ms, []) for each in asked))
     silent = [str(frame.url)[:500] for frame, each in zip(others, found, strict=True) if each is None]
     texts = [*texts, *(text for each in found for text in each or ())]
     return texts or [str(await node.evaluate(own, timeout=time.left_ms))], silent
 
 
-async def _texts_in(frame: Any, matcher: Matcher, within_ms: int) -> list[str] | None:
+async def answer_of(asked: Awaitable[Any], within_ms: int, gone: Any) -> Any:
+    """Return the answer of a frame, `gone` if the frame went away, None if it does not answer."""
     try:
-        return list(await bounded(find(frame, matcher).evaluate_all(page_scripts.READ_TEXTS), within_ms))
+        return await bounded(asked, within_ms)
     except TimeoutError:
         return None
-    except Exception:  # the frame went away
-        return []
+    except Exception:
+        return gone
 
 
 def no_ref(matcher: Matcher) -> Failure:
