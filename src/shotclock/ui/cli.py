@@ -200,14 +200,11 @@ def _manage(name: str, timeout_ms: int, body: Callable[[], Outcome | Envelope], 
 
 
 def _find_daemons() -> list[dict[str, Any]]:
+    from pathlib import Path  # slow to import; the other verbs do not need it
+
     found: list[dict[str, Any]] = []
-    try:
-        names = sorted(name for name in os.listdir(client.folder()) if name.endswith(".device"))
-    except OSError:
-        return []
-    for name in names:
-        with open(os.path.join(client.folder(), name), encoding="utf-8") as file:
-            device = file.read()
+    for path in sorted(Path(client.folder()).glob("*.device")):
+        device = path.read_text(encoding="utf-8")
         try:
             status = client.find_status(device)
         except Failure as failure:

@@ -310,11 +310,8 @@ def start_daemon(device: str, *, idle_ms: int = DEFAULT_IDLE_MS, until_ns: int |
     log = f"{stem_of(device)}.log"
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     of_call = (OVERTIME_VARIABLE, STOP_FILE_VARIABLE)
-    environment = {
-        name: text
-        for name, text in os.environ.items()
-        if name.upper().startswith(KEPT_VARIABLES) and name not in of_call
-    }
+    kept = [name for name in os.environ if name.upper().startswith(KEPT_VARIABLES) and name not in of_call]
+    environment = {name: os.environ[name] for name in kept}
     try:
         start_detached("shotclock.ui.daemon", [device, str(idle_ms)], output_fd=output, environment=environment)
     except OSError as error:

@@ -170,6 +170,7 @@ class Daemon:
         self._opened = False
         self._changing = asyncio.Lock()  # held while the device is opened or replaced
         self._opening: set[asyncio.Task[Envelope | None]] = set()
+        self._replacing: asyncio.Task[None] | None = None
         self._holder: _Holder | None = None
         self._call: Call | None = None
         self._executing: asyncio.Task[Envelope] | None = None
@@ -178,10 +179,8 @@ class Daemon:
         self._serving: set[asyncio.Task[None]] = set()
 
     def _new_runtime(self) -> Runtime:
-        environment = {**os.environ, "TMPDIR": self._scratch}
-        return Runtime(
-            operations=(OPEN, CLOSE, CHANGING), program=Program(imports=(_SESSION,)), environment=environment
-        )
+        program, environment = Program(imports=(_SESSION,)), {**os.environ, "TMPDIR": self._scratch}
+        return Runtime(operations=(OPEN, CLOSE, CHANGING), program=program, environment=environment)
 
     async def serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -393,8 +392,7 @@ class Daemon:
         async with self._runtime.answering(call) as answering:
             answering.outcome = await self._judge(execution, call, listener)
         envelope = answering.envelope
-        data = envelope.data
-        page = data.get("page") if isinstance(data, dict) else None
+        page = envelope.data.get("page") if isinstance(envelope.data, dict) else None
         if not isinstance(page, dict) or page.get("next") == "none":
             self._replacing = asyncio.ensure_future(self._replace())  # the answer need not wait for it
         return envelope

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from ..core.errors import Failure, SideEffects
 from ..core.limits import reserve_ms_for
@@ -178,13 +178,7 @@ class Params(CamelPart):
     waits, while an interaction ends as soon as its node is found. `on_phones`: a phone can do it.
     """
 
-    if TYPE_CHECKING:  # in the class itself, an annotation makes a key of the payload
-        mutates: ClassVar[bool]
-        is_wait: ClassVar[bool]
-        default_ms: ClassVar[int]
-        on_phones: ClassVar[bool]
-
-    mutates = False
+    mutates = False  # without an annotation, which makes a key of the payload
     is_wait = False
     default_ms = DEFAULT_BUDGET_MS
     on_phones = True
@@ -477,9 +471,8 @@ class _PayloadReader:
         most = BEST_EFFORT_MAX_STEPS if best_effort else MAX_ACTIONS
         if not 1 <= len(written) <= most:
             mode = " in mode best_effort" if best_effort else ""
-            self._add_problem(
-                "actions", f"actions must have between 1 and {most} entries{mode}, and has {len(written)}"
-            )
+            message = f"actions must have between 1 and {most} entries{mode}, and has {len(written)}"
+            self._add_problem("actions", message)
         places: dict[str, int] = {}
         actions: list[Action] = []
         for place, each in enumerate(written[:MAX_ACTIONS]):

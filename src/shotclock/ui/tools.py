@@ -89,9 +89,7 @@ def _confine_files(payload: dict[str, Any]) -> dict[str, Any]:
     for action in written if isinstance(written, list) else ():
         params = action.get("params") if isinstance(action, dict) else None
         if isinstance(params, dict) and "path" in params:
-            # The client may be on another machine, and has no files here.
-            message = "take_screenshot has no path here: the picture is in the result, or use ui_screenshot"
-            raise _not_allowed(message)
+            raise _not_allowed("take_screenshot has no path here: the picture is in the result, or use ui_screenshot")
         if isinstance(params, dict) and isinstance(params.get("paths"), list):
             paths = [_find_upload(each) if isinstance(each, str) else each for each in params["paths"]]
             action = {**action, "params": {**params, "paths": paths}}
