@@ -204,8 +204,7 @@ def describe_beginning(name: str, registered: Collection[str]) -> TypedSearchAtt
 
 
 def describe_progress(steps: Iterable[str], *, is_waiting: bool) -> dict[SearchAttributeKey[Any], Any]:
-    shown = [name[:MOST_LETTERS] for name in steps][:MOST_STEPS]
-    return {STATUS: WAITING if is_waiting else "running", STEP: shown}
+    return {STATUS: WAITING if is_waiting else "running", STEP: [name[:MOST_LETTERS] for name in steps][:MOST_STEPS]}
 
 
 def describe_end(

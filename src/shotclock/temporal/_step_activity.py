@@ -359,8 +359,7 @@ class _StepWork:
         if "by" in last:
             deadlines.end_finally_at(None if last["by"] is None else self._clock.deadline(last["by"]))
         if self._input["clean_up_by"] is not None:
-            left_ms = self._input["clean_up_by"] - self._clock.now_ms()
-            deadlines.begin_clean_up(monotonic_ns(), max(1, left_ms))
+            deadlines.begin_clean_up(monotonic_ns(), max(1, self._input["clean_up_by"] - self._clock.now_ms()))
         return deadlines
 
     def _reply(self, working: asyncio.Future[None], context: RunContext) -> StepReply:

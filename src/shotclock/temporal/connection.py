@@ -320,8 +320,7 @@ async def run_dev_server(runtime: Runtime, port: int, db: str | None, ui: bool) 
             taken.bind(("127.0.0.1", port))
         except OSError as error:
             hint = f"choose another with --port, or use that server: --on temporal://127.0.0.1:{port}"
-            message = f"port {port} cannot be had: {error.strerror}"
-            raise Failure("PRECONDITION", message, suggestion=hint) from None
+            raise Failure("PRECONDITION", f"port {port} cannot be had: {error.strerror}", suggestion=hint) from None
     call = runtime.begin("engine dev", {}, Clocks(timeout_ms=0))
     async with runtime.open(call, _dev_server_argv(port, db, ui)) as process:
         output = bytearray()

@@ -181,8 +181,7 @@ class FrontEnd:
         if decided is None and not has_ended and (step is None or not Status(step["status"]).is_final):
             return  # between two waits of its step
         # Without a decision the step, or its run, was stopped.
-        change = decided or {"status": ProposalStatus.WITHDRAWN.value}
-        await asyncio.to_thread(self._write_end, id, change)
+        await asyncio.to_thread(self._write_end, id, decided or {"status": ProposalStatus.WITHDRAWN.value})
         self._open.pop(id, None)
 
     def _write_end(self, id: str, change: Mapping[str, Any]) -> None:

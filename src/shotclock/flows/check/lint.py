@@ -160,8 +160,7 @@ class _Nesting:
         path = (*where, "workflow")
         if self.checked_bytes > NESTED_SIZE_LIMIT:
             return [], []  # reported already
-        file = parent.source.folder / step.workflow
-        child = self._load(file, path)
+        child = self._load(parent.source.folder / step.workflow, path)
         if isinstance(child, Finding):
             return [child], []
         own = _identity_of(child.source)

@@ -181,8 +181,7 @@ class _RunLogs:
         if name not in workflow.steps:
             raise unknown_step(self.run.id, step, workflow.steps)
         if workflow.steps[name].type not in (*PRINTING, "workflow"):
-            message = f"step {step} is of type {workflow.steps[name].type}, which prints nothing"
-            raise Failure("NOT_FOUND", message)
+            raise Failure("NOT_FOUND", f"step {step} is of type {workflow.steps[name].type}, which prints nothing")
         if name == step and (state is None or state.status in (Status.PENDING, Status.SKIPPED)):
             why = "was skipped" if state is not None and state.status is Status.SKIPPED else "has not begun"
             follow = "follow a run that is under way with -f" if why == "has not begun" else None
@@ -229,8 +228,7 @@ def _run_logs(
         body = partial(_read_engine, on, run_id, wanted, follow)
 
     def start(as_json: bool) -> int:
-        call = admit_call("logs", 0 if follow else TIMEOUT_MS)
-        envelope = conclude(call, body)
+        envelope = conclude(admit_call("logs", 0 if follow else TIMEOUT_MS), body)
         if follow and (envelope.ok or envelope.code == "CANCELLED"):  # Ctrl-C is the way to leave
             return envelope.exit_code
         return deliver(envelope, as_json, partial(_show, wanted))
@@ -292,8 +290,7 @@ def _follow(run_id: str, wanted: _Wanted) -> Outcome:
         writer = LabelledLines()
         while True:
             is_over = logs.is_over  # before the logs, which are complete when the run has ended
-            found = logs.read_new()
-            text = "".join(writer.write(wanted.label(log), lines) for log, lines in found)
+            text = "".join(writer.write(wanted.label(log), lines) for log, lines in logs.read_new())
             if is_over:
                 text += writer.finish()
             if text and write_quietly(sys.stdout, text) is not None:

@@ -125,8 +125,7 @@ def load_or_refuse(flow: str) -> Loaded | Outcome:
     loaded = try_load(flow)
     if isinstance(loaded, Loaded):
         return loaded
-    problem = Problem(loaded.code, str(loaded), "validation", suggestion=loaded.suggestion)
-    return Outcome(Ending.NOT_STARTED, problem)
+    return Outcome(Ending.NOT_STARTED, Problem(loaded.code, str(loaded), "validation", suggestion=loaded.suggestion))
 
 
 def judge(
@@ -337,8 +336,7 @@ def _findings(source: Source, error: ValidationError) -> list[Finding]:
     paths = sorted(by_path, key=source.place_of)
     found = [_finding(source, path, by_path[path]) for path in paths[:FINDINGS_LIMIT]]
     if len(paths) > FINDINGS_LIMIT:
-        rest = Finding("schema/more", f"and {len(paths) - FINDINGS_LIMIT} problems more", place=found[-1].place)
-        found.append(rest)
+        found.append(Finding("schema/more", f"and {len(paths) - FINDINGS_LIMIT} problems more", place=found[-1].place))
     return found
 
 
@@ -399,8 +397,7 @@ def _wrong_value(problems: list[Any]) -> tuple[str, str | None]:
         return "is empty", None
     if other["type"] == "literal_error":
         expected = [word.strip("'") for word in other["ctx"]["expected"].replace(" or ", ", ").split(", ")]
-        message = f"{quote(other['input'])} is not one of {', '.join(expected)}"
-        return message, suggest(str(other["input"]), expected)
+        return f"{quote(other['input'])} is not one of {', '.join(expected)}", suggest(str(other["input"]), expected)
     return str(other["msg"]).removeprefix("Value error, "), None
 
 

@@ -231,8 +231,7 @@ def find_script_files(words: Sequence[Word]) -> list[Word]:
 
 def _find_stream(files: Sequence[Word]) -> str:
     """Return the first file that is a descriptor, or ""."""
-    names = (re.sub(r"/(?:\.?/)+", "/", file.text) for file in files)
-    return next(filter(_STANDARD_INPUT.fullmatch, names), "")
+    return next(filter(_STANDARD_INPUT.fullmatch, (re.sub(r"/(?:\.?/)+", "/", file.text) for file in files)), "")
 
 
 def _script_stream(rest: Sequence[Word]) -> str:

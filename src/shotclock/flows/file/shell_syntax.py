@@ -447,8 +447,7 @@ class _ScriptReader:
             else:
                 self._read_one(word, ValueContext.BRACE)
         if assigns is not None:
-            default = Word(marks=word.marks[marks:], inside=word.inside[inside:])
-            self._script.defaults.append((assigns["name"], default))
+            self._script.defaults.append((assigns["name"], Word(marks=word.marks[marks:], inside=word.inside[inside:])))
         word.text = f"{text}${MARK_START * (len(word.marks) - marks)}"
         self._pass(self._at)
         self._depth -= 1

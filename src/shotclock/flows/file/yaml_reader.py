@@ -209,8 +209,7 @@ class _TreeBuilder:
             if is_merge:
                 merged += self._to_merge(value, below, place)
             elif key in own:
-                first = spot.inside[key].place
-                what = f"the key {quote(key)} is written twice, first in line {first.line}"
+                what = f"the key {quote(key)} is written twice, first in line {spot.inside[key].place.line}"
                 self.flaws.append(YamlFlaw("file/duplicate-key", what, place, "remove or rename one of them"))
             elif key is not None:
                 own[key], spot.inside[key] = value, Spot(place, below.inside)

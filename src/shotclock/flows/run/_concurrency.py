@@ -195,8 +195,7 @@ class _GroupWait:
             else:
                 order: dict[str, object] = {"do": "cancel", "run": run_id, "reason": reason}
                 left_s = CANCEL_ANSWER_S if self._left_ms is None else max(0.0, self._left_ms / 1000)
-                within_s = min(CANCEL_ANSWER_S, left_s)
-                await asyncio.to_thread(ask_holder, store.home, blocker.holder, order, within_s)
+                await asyncio.to_thread(ask_holder, store.home, blocker.holder, order, min(CANCEL_ANSWER_S, left_s))
             self._cancelled.add(run_id)
 
     @property

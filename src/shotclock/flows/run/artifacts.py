@@ -245,8 +245,7 @@ class _Collector:
                 raise _LeftOut("it leads out of the working directory")
             if _inside(real, self._run.home) is not None:
                 raise _LeftOut("it belongs to the store of shotclock")
-            target = self._run.path_of(name, path)
-            size, digest = self._copy(root_fd, inside, target)
+            size, digest = self._copy(root_fd, inside, self._run.path_of(name, path))
         except _LeftOut as why:
             self._leave_out(shown, str(why))
         except (OSError, ValueError) as error:

@@ -264,8 +264,7 @@ def _claim(run_id: str, store: Store) -> StoredRun:
     try:
         run = store.runs.take_up(run_id, this_process(), is_alive)
     except RunTaken as taken:
-        message = f"run {run_id!r} is under way in process {taken.run.holder.pid}"
-        raise Failure("RUN_TAKEN", message) from None
+        raise Failure("RUN_TAKEN", f"run {run_id!r} is under way in process {taken.run.holder.pid}") from None
     if run is None:
         raise Failure("RUN_NOT_FOUND", f"there is no run {run_id!r}")
     return run

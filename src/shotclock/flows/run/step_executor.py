@@ -709,8 +709,7 @@ def _read_output(step: StepPart, output: Any) -> Read:
 
 
 def _kind_of(value: Any) -> str:
-    kinds = {dict: "an object", str: "text", bool: "true or false", type(None): "nothing"}
-    return kinds.get(type(value), "a number")
+    return {dict: "an object", str: "text", bool: "true or false", type(None): "nothing"}.get(type(value), "a number")
 
 
 def _error(code: str, message: str, rule: str) -> StepError:

@@ -155,8 +155,7 @@ class AttemptLog:
             self._show_beginning(stream, records)
 
     def _mask(self, line: bytes) -> bytes:
-        masked = self._logs.redaction.text(line.decode("utf-8", "surrogateescape"))
-        return masked.encode("utf-8", "surrogateescape")
+        return self._logs.redaction.text(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def _show_beginning(self, stream: int, records: list[bytes], *, is_end: bool = False) -> None:
         """Show the beginning of an unfinished line, up to a place where a secret may begin."""

@@ -500,8 +500,7 @@ def _without_unfinished(messages: list[ModelMessage], *, is_void: bool, is_cut: 
     while messages and isinstance(messages[-1], ModelResponse) and messages[-1].state != "complete":
         messages = messages[:-1]
     if is_cut and isinstance(last, ModelResponse) and last.text:
-        cut = replace(last, parts=[TextPart(last.text)], state="complete")
-        return [*messages, cut, ModelRequest(parts=[])]
+        return [*messages, replace(last, parts=[TextPart(last.text)], state="complete"), ModelRequest(parts=[])]
     return messages
 
 

@@ -129,8 +129,7 @@ class AgentTools:
             if not task.cancelling():
                 task.cancel()
         if self._running:
-            limit_s = (self._call.bound.grace_ms + REPORT_LIMIT_MS) / 1000
-            await asyncio.wait(self._running, timeout=limit_s)
+            await asyncio.wait(self._running, timeout=(self._call.bound.grace_ms + REPORT_LIMIT_MS) / 1000)
         await asyncio.gather(*(server.opened.aclose() for server in self._servers), return_exceptions=True)
 
     # --- servers ------------------------------------------------------------------------------------------

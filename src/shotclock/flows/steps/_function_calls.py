@@ -124,14 +124,12 @@ class FunctionProvider(Provider):
             bell = call.bound.bell  # overtime may extend it
             if bell is not None and bell.has_passed(monotonic_ns()):
                 break
-            limit_s = None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9
-            await asyncio.wait([app.opening], timeout=limit_s)
+            await asyncio.wait([app.opening], timeout=None if bell is None else bell.remaining_ns(monotonic_ns()) / 1e9)
         if app.opening.done():
             return None
         problem = timeout_problem(call, monotonic_ns() - call.started_ns)
         message = f"importing {step.settings['target']} took longer than the step may"
-        outcome = Outcome(Ending.NOT_STARTED, Problem("TIMEOUT", message, fired=problem.fired))
-        return StepResult(outcome)
+        return StepResult(Outcome(Ending.NOT_STARTED, Problem("TIMEOUT", message, fired=problem.fired)))
 
     async def _close_idle(self) -> None:
         idle = [app for app in self._apps if not app.calls and app.opening.done()]

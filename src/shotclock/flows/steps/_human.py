@@ -298,5 +298,4 @@ def _default_warning(why: str, default: object) -> Warning_:
 
 
 def _result_with_answer(answer: str, warnings: list[Warning_] | None = None) -> StepResult:
-    outcome = Outcome(Ending.FINISHED, data={"answer": answer}, warnings=tuple(warnings or ()))
-    return StepResult(outcome, answer)
+    return StepResult(Outcome(Ending.FINISHED, data={"answer": answer}, warnings=tuple(warnings or ())), answer)

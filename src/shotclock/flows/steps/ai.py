@@ -347,8 +347,7 @@ def _not_begun(call: Call, failure: Failure) -> Outcome:
     bell, now_ns = call.bound.bell, monotonic_ns()
     if bell is not None and bell.has_passed(now_ns):
         late = timeout_problem(call, now_ns - call.started_ns)
-        problem = replace(late, message=f"{late.message}: {failure}")
-        return Outcome(Ending.NOT_STARTED, problem)
+        return Outcome(Ending.NOT_STARTED, replace(late, message=f"{late.message}: {failure}"))
     outcome = outcome_of_error(failure)
     outcome.ending = Ending.NOT_STARTED
     return outcome

@@ -147,8 +147,7 @@ def _make_result(envelope: Envelope) -> StepResult:
         return StepResult(envelope, cut=cut, is_long=True)
     with contextlib.suppress(OSError):
         os.unlink(data["stdout_file"])
-    of_part = {"stream": "stdout"}
-    envelope.warnings = [note for note in envelope.warnings if note.get("context") != of_part]
+    envelope.warnings = [note for note in envelope.warnings if note.get("context") != {"stream": "stdout"}]
     try:
         return StepResult(envelope, written.decode())
     except UnicodeDecodeError:

@@ -157,8 +157,7 @@ class Git:
         self._runtime = runtime
         self._admission = admission
         allowed = [name for name in env.get("GIT_ALLOW_PROTOCOL", ":".join(PROTOCOLS)).split(":") if name in PROTOCOLS]
-        kept = {name: value for name, value in env.items() if name not in ELSEWHERE}
-        self._base_env = kept
+        self._base_env = {name: value for name, value in env.items() if name not in ELSEWHERE}
         self._env = {**ENVIRONMENT, "GIT_ALLOW_PROTOCOL": ":".join(allowed)}
         self.warnings: list[Warning_] = []
 

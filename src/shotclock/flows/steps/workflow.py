@@ -93,8 +93,7 @@ class WorkflowProvider(Provider):
         except asyncio.CancelledError:
             if not running.done():
                 stop.set_result("the run around it")
-                grace_s = (step.clocks.grace_ms or 0) / 1000
-                await run_shielded(asyncio.wait([running], timeout=STOP_LIMIT_S + grace_s))
+                await run_shielded(asyncio.wait([running], timeout=STOP_LIMIT_S + (step.clocks.grace_ms or 0) / 1000))
                 running.cancel()
             if running.done() and not running.cancelled() and running.exception() is None:
                 envelope = running.result()

@@ -126,8 +126,7 @@ class NameScope:
 
     def _output_of(self, head: str, name: str) -> Code:
         if name not in self.steps:
-            what = "earlier outputs are not kept" if name == "history" else f"the file has no step `{name}`"
-            raise Unsayable(what)
+            raise Unsayable("earlier outputs are not kept" if name == "history" else f"the file has no step `{name}`")
         if head == "outputs_raw":
             return Code(f"{_with_key('steps', name)}.output", path=("steps", name))
         is_printed = self.steps[name] == "command"

@@ -105,8 +105,7 @@ class _Conversion:
         self._repair(made, file)
         if all(name in file.failing for name in converted):
             return self._refuse("none of its steps can be converted")
-        failing = tuple(name for name in converted if name in file.failing)
-        return Imported(made, self._noted(), failing=failing)
+        return Imported(made, self._noted(), failing=tuple(name for name in converted if name in file.failing))
 
     def _noted(self) -> tuple[Note, ...]:
         return tuple(dict.fromkeys(self.notes.in_order()))

@@ -144,8 +144,7 @@ def convert_step(file: VisorFile, name: str, written: dict[str, Any]) -> dict[st
         _transform(step)
     except _Unconverted as why:
         if STEP_KINDS.get(kind) is not None:
-            message = f"the step fails until it is written anew: {why}"
-            file.notes.add(step.path(), message, is_failing=True)
+            file.notes.add(step.path(), f"the step fails until it is written anew: {why}", is_failing=True)
         return failing_step(file, name, str(why), step.made)
     _gates(step)
     _reactions(step)

@@ -96,8 +96,7 @@ def _accepted(imported: Imported, path: Path) -> ImportedText:
         more = f"; and {len(wrong) - SHOWN_ERRORS} more" if len(wrong) > SHOWN_ERRORS else ""
         message = f"{path}: the imported workflow would not pass `shotclock check`: {listed}{more}"
         raise _refused(message, notes=imported.notes)
-    whole = with_header(text, str(path), imported.notes)
-    return ImportedText(whole, imported.notes, imported.failing)
+    return ImportedText(with_header(text, str(path), imported.notes), imported.notes, imported.failing)
 
 
 def _refused(message: str, suggestion: str | None = None, notes: tuple[Note, ...] = ()) -> Failure:
