@@ -149,7 +149,7 @@ def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | O
     if options.output_file is not None:
         ensure_writable(options.output_file)  # before there is a result to lose
     budget_ms = _budget_ms(options)
-    with open_engine(options.on, options.queue, options.heartbeat_ms) as engine, _Events(options, as_json) as events:
+    with open_engine(options.on, options.queue, options.heartbeat_ms) as engine:
         request: RunRequest | Outcome | str
         if options.rerun_failed is not None and isinstance(engine, EmbeddedEngine):
             request = _read_rerun(engine, options, shows=not alone or is_terminal(sys.stderr))
@@ -158,7 +158,9 @@ def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | O
         if isinstance(request, Outcome):
             return request
         _check_followed(options.follow or (), engine, request)
-        return events.finish(asyncio.run(_carry_out(engine, request, events, alone, budget_ms)))
+        run_id = request if isinstance(request, str) else request.run_id
+        with _Events(options, as_json, run_id) as events:
+            return events.finish(asyncio.run(_carry_out(engine, request, events, alone, budget_ms)))
 
 
 def _read_request(options: RunOptions) -> RunRequest | Outcome:
@@ -215,7 +217,6 @@ def _check_followed(names: tuple[str, ...], engine: Engine, request: RunRequest 
 async def _carry_out(
     engine: Engine, request: RunRequest | str, events: _Events, alone: bool, budget_ms: int | None
 ) -> Envelope:
-    events.run_id = run_id = request if isinstance(request, str) else request.run_id
     with StopListener(events.leave_at_once) as stop:
         async with (None if events.follows else _find_view(engine, request)) or events.find_lines(alone) as events.view:
             stop.add_done_callback(lambda _: events.view.handle_stop())
@@ -229,7 +230,7 @@ async def _carry_out(
                 on_end=events.handle_end,
             )
             if isinstance(request, str):
-                return await engine.resume(run_id, caller)
+                return await engine.resume(request, caller)
             return await engine.start(request, caller)
 
 
@@ -253,9 +254,9 @@ def _find_view(engine: Engine, request: RunRequest | str) -> View | None:
 
 
 class _Events:
-    def __init__(self, options: RunOptions, as_json: bool) -> None:
+    def __init__(self, options: RunOptions, as_json: bool, run_id: str) -> None:
         path, self._options, self._as_json = options.events, options, as_json or options.output == "json"
-        self.run_id = ""
+        self._run_id = run_id
         self.view: View | RunLines = RunLines.unseen()
         self._ended: Envelope | None = None
         self._outlet: Outlet | None = None
@@ -306,10 +307,10 @@ class _Events:
         if self._ended is not None:
             self._leave_ended(self._ended, signal_name)
         where = "" if self._options.on is None else f" {self._options.on.on_command_line}"
-        again = f"shotclock run --resume {self.run_id}{where}"
+        again = f"shotclock run --resume {self._run_id}{where}"
         message = f"stopped at once by a second {signal_name}, without clean-up"
         problem = replace(stop_problem(signal_name), message=message, suggestion=f"continue with `{again}`")
-        data: dict[str, object] = {"run_id": self.run_id, "partial": True, "continue_command": again}
+        data: dict[str, object] = {"run_id": self._run_id, "partial": True, "continue_command": again}
         outcome = Outcome(Ending.ABANDONED, problem, data, side_effects=SideEffects.UNKNOWN)
         envelope = self.finish(answer_at_once("run", outcome, Clocks()))
         if self._as_json:
@@ -344,7 +345,7 @@ class _Events:
 
     def _write(self, event: str, data: dict[str, Any]) -> None:
         if self._outlet is not None:
-            line = {"event": event, "at": wall_time().iso(), "run_id": self.run_id, **data}
+            line = {"event": event, "at": wall_time().iso(), "run_id": self._run_id, **data}
             self._outlet.write(json.dumps(line, default=str) + "\n")
 
 
