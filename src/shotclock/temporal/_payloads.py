@@ -86,8 +86,7 @@ def has_place(environ: Mapping[str, str]) -> bool:
     return bool(environ.get(PAYLOADS_VARIABLE, "").strip())
 
 
-def make_converter(environ: Mapping[str, str] | None = None) -> DataConverter:
-    environ = os.environ if environ is None else environ
+def make_converter(environ: Mapping[str, str]) -> DataConverter:
     keys, threshold = read_keys(environ), THRESHOLD if has_place(environ) else INLINE_LIMIT
     return DataConverter(
         OrderedConverter,

@@ -244,7 +244,7 @@ async def connect(address: Address) -> Client:
                 namespace=address.namespace,
                 tls=tls,
                 api_key=address.api_key,
-                data_converter=make_converter(),
+                data_converter=make_converter(os.environ),
                 runtime=_sdk_runtime(),
                 connect_timeout=timedelta(seconds=CONNECT_LIMIT_S),
             )

@@ -201,14 +201,13 @@ def execute(
     device: str,
     payload: object,
     *,
-    timeout_ms: object = None,
     remaining_ms: int | None = None,
     traceparent: str | None = None,
     on_request: Callable[[DeviceRequest], object] | None = None,
 ) -> Envelope:
     """Run an execution on a device within the rest of the caller's time. Blocks, bounded."""
     until_ns = None if remaining_ms is None else monotonic_ns() + remaining_ms * 1_000_000
-    execution = read_execution(payload, timeout_ms=timeout_ms)
+    execution = read_execution(payload)
     message = {"execution": execution.written, "pid": os.getpid(), "traceparent": traceparent}
     request = DeviceRequest(device, "execute", execution.command_id, **message)
     if on_request is not None:

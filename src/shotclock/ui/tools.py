@@ -47,14 +47,9 @@ app: App = App(
 )
 
 
-async def _run(payload: dict[str, Any], device: str, ctx: Context, timeout_ms: int | None = None) -> dict[str, Any]:
-    envelope = await execute_async(
-        device,
-        _confine_files(payload),
-        timeout_ms=timeout_ms,
-        remaining_ms=ctx.remaining_ms(),
-        traceparent=ctx.traceparent,
-    )
+async def _run(payload: dict[str, Any], device: str, ctx: Context) -> dict[str, Any]:
+    payload, remaining_ms = _confine_files(payload), ctx.remaining_ms()
+    envelope = await execute_async(device, payload, remaining_ms=remaining_ms, traceparent=ctx.traceparent)
     error, data = cast(Any, envelope.error), cast(dict[str, Any], envelope.data)
     if error is None:
         return data

@@ -122,10 +122,10 @@ class _VisorStep:
             except Unsayable as why:
                 raise _Unconverted(f"its `{key}` has {why}") from None
 
-    def limit(self, key: str, unit: str, as_key: str | None = None) -> None:
+    def limit(self, key: str, unit: str) -> None:
         made = self.file.duration(self.path(key), self.left.pop(key, None), unit)
         if made is not None:
-            self.made[as_key or key] = made
+            self.made[key] = made
 
 
 def convert_step(file: VisorFile, name: str, written: dict[str, Any]) -> dict[str, Any]:
