@@ -135,7 +135,7 @@ def test_a_tail_has_no_secret_also_where_it_is_written_in_parts() -> None:
     async def write() -> None:
         log = RunLogs(None, "one", Redaction({"TOKEN": secret}), tails.add).open("a", 1)
         for piece in (b"uses s3cr3t-", b"value-xyz\n", b"again " + secret.encode() + b"\n"):
-            log.take([(1, piece)], [0, 0])
+            log.add([(1, piece)], [0, 0])
         log.close()
 
     asyncio.run(write())
