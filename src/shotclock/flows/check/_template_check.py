@@ -410,8 +410,7 @@ def _unknown_step(path: Path_, kind: str, name: str, workflow: WorkflowFile) -> 
 
 
 def _texts(step: StepPart) -> Iterator[tuple[Path_, str]]:
-    written = step.model_dump(exclude_unset=True)
-    for key, value in written.items():
+    for key, value in step.model_dump(exclude_unset=True).items():
         if key in CONDITIONS and isinstance(value, str):
             yield (key,), value
         elif key not in _PLAIN:

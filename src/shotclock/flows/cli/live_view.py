@@ -119,8 +119,7 @@ class View:
             name = name.rpartition(".")[0]
         if not records:
             self._printed.pop(name, None)
-        lines = list(read_records(records[-PRINTED_READ:]))
-        for line in reversed(lines):
+        for line in reversed(list(read_records(records[-PRINTED_READ:]))):
             # A progress bar overwrites its line.
             if text := ESCAPES.sub("", line.text).rstrip().rpartition("\r")[2].strip():
                 self._printed[name] = one_line(text, PRINTED_SHOWN)

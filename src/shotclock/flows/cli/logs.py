@@ -158,8 +158,7 @@ class _RunLogs:
     def read_new(self) -> list[tuple[KeptLog, list[LogLine]]]:
         found = []
         for log in self.find_all():
-            reading = self.readings.setdefault(log.path, _Reading(log.path))
-            if lines := reading.read():
+            if lines := self.readings.setdefault(log.path, _Reading(log.path)).read():
                 found.append((log, lines))
         return found
 

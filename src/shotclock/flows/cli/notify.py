@@ -47,13 +47,12 @@ def _test(flow: str | None) -> Outcome:
         environment, folder = environment_of(loaded.workflow, os.environ), str(Path(flow).absolute().parent)
     if not entries:
         raise Failure("PRECONDITION", f"there is no `notify` in {file}", suggestion="add an entry, then try again")
-    text = f"This is a trial of the notifications in {file} on {os.uname().nodename}."
     event = {
         "event": "test",
         "title": "A trial of shotclock",
         "host": os.uname().nodename,
         "file": str(file),
-        "text": text,
+        "text": f"This is a trial of the notifications in {file} on {os.uname().nodename}.",
     }
     unsent = {id(each.entry): each.reason for each in asyncio.run(deliver(entries, event, environment, folder))}
     rows = [

@@ -122,10 +122,9 @@ async def start(request: RunRequest, store: Store, caller: RunCaller = DEFAULT_C
     call = _admit(request, request.limit_ms)
     inputs = check_inputs(request.workflow, request.inputs)
     _refuse_unset(request.workflow, caller.environment, request.recorded)
-    if request.workflow.concurrency is not None:
-        there = await asyncio.to_thread(store.runs.get, request.run_id)
-        if there is not None:
-            raise run_exists(request.run_id)  # before it waits for its group
+    has_group = request.workflow.concurrency is not None
+    if has_group and await asyncio.to_thread(store.runs.get, request.run_id) is not None:
+        raise run_exists(request.run_id)  # before it waits for its group
     last_ms = finally_reserve(request.workflow, call.bound.limit_ms).ms
     kept_ms = kept_for_clean_up_ms(request.workflow, max(0, call.bound.limit_ms - last_ms)) + last_ms
     group = await enter_group(request.workflow, inputs, _group_request(request.run_id, call, store, caller, kept_ms))
@@ -722,8 +721,7 @@ async def cancel(run_id: str, store: Store, *, refusal: str | None = None) -> En
     last = [name for name in workflow.finally_ if name not in on_demand(workflow)]
     missing = [name for name in (*_clean_up_of(workflow, cut_off), *last) if name not in ended]
     if missing and refusal is not None:
-        message = f"{', '.join(missing)} did not run: {refusal}"
-        call.warnings += (warning("CLEAN_UP_MISSING", message, steps=missing),)
+        call.warnings += (warning("CLEAN_UP_MISSING", f"{', '.join(missing)} did not run: {refusal}", steps=missing),)
     caller = RunCaller(stop, cleans_up=refusal is None)
     return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
 

@@ -437,9 +437,8 @@ class Scheduler:
             self._start(other)
 
     def _reaction(self, name: str, state: StepState) -> Reaction | None:
-        step = self._workflow.steps[name]
         if state.status is Status.SUCCEEDED:
-            return step.on_success
+            return self._workflow.steps[name].on_success
         # A wound-down step whose items never began is cancelled, too.
         if state.status in (Status.FAILED, Status.TIMED_OUT, Status.CANCELLED):
             return failure_reaction(self._workflow, name)

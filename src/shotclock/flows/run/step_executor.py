@@ -404,9 +404,8 @@ class StepExecutor:
                 if work.approval is not None:
                     await work.approval.compare_programs()
                 may_start = run.deadlines.may_start(work.name)  # the run's timeout may have stopped another item
-                provider = run.shared.providers[step.type]
                 answered = await run_attempt(
-                    provider,
+                    run.shared.providers[step.type],
                     call,
                     run.shared.runtime,
                     may_start=may_start,

@@ -254,9 +254,8 @@ class AgentRun:
 
     async def _converse(self, model: Model) -> dict[str, Any]:
         """Continue the conversation to its end. Raises exceptions of pydantic-ai and the SDKs."""
-        prompt = self._task["prompt"] if self._history is None else None
         going = self._agent.iter(
-            prompt,
+            self._task["prompt"] if self._history is None else None,
             message_history=self._history,
             model=model,
             model_settings=self._settings,

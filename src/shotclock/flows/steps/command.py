@@ -104,14 +104,13 @@ class CommandProvider(Provider):
             if shell[0].rpartition("/")[2] != "bash":
                 script = PIPEFAIL + script
             try:
-                stop_signal = step.settings.get("stop_signal") or "SIGTERM"
                 envelope = await runtime.run(
                     [*shell, "-c", script],
                     env=env,
                     base_env=base_env,
                     cwd=step.folder,
                     call=call,
-                    stop_signal=stop_signal,
+                    stop_signal=step.settings.get("stop_signal") or "SIGTERM",
                     on_output=step.on_output,
                 )
                 result = _make_result(envelope)

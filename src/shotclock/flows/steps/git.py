@@ -165,11 +165,10 @@ class Git:
         """Run git and return its stdout; None if it failed and may. Raises GitFailed."""
         settings = [word for setting in SETTINGS for word in ("-c", setting)]
         # A folder without its own .git is not part of the repository around it.
-        env = {**self._env, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
         envelope = await self._runtime.run(
             ["git", *settings, verb, *words],
             self._clocks(),
-            env=env,
+            env={**self._env, "GIT_CEILING_DIRECTORIES": str(folder.parent)},
             base_env=self._base_env,
             cwd=folder,
             name=self._admission.name,

@@ -367,8 +367,7 @@ class StepTypes(Mapping[str, StepType]):
 
     def __getitem__(self, name: str) -> StepType:
         if name not in self._loaded:
-            module = import_module(self._modules[name], __package__)
-            self._loaded |= {each.name: each for each in module.STEP_TYPES}
+            self._loaded |= {each.name: each for each in import_module(self._modules[name], __package__).STEP_TYPES}
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
