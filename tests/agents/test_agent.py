@@ -1,4 +1,4 @@
-"""`shotclock agent`: the configuration of a coding agent, before and after, and the answers of its hooks."""
+"""`shotclock agent`: the configuration of a coding agent, before and after, and its permission requests."""
 
 import hashlib
 import json
@@ -11,15 +11,15 @@ import stat
 import subprocess
 import time
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shotclock.agents import hook as agent_hook
-from shotclock.agents._status import codex_hash
-from shotclock.agents.hook import quote_for_gemini
+from shotclock.agents._status import codex_hash, describe
+from shotclock.agents.known_agents import AGENTS, ConfigScope
+from shotclock.core.errors import Failure
+from tests.agents.installers import Installer
 from tests.command_line import POLL_S, SHOTCLOCK, SOON_S, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
@@ -31,7 +31,6 @@ FILES = {
     "opencode": (".config/opencode/plugins/shotclock.js", ".opencode/plugins/shotclock.js"),
     "copilot": (".copilot/hooks/shotclock.json", ".github/hooks/shotclock.json"),
 }
-ACCEPTANCE = {"codex": ("--accept-allow",), "copilot": ("--accept-allow",)}
 # Things that a careless rewrite would lose: order, unknown keys, a list on one line, the form of a number, the end.
 SETTINGS = """{
     "zeta": 1.0e3, "alpha": [1,2,   3],
@@ -51,234 +50,100 @@ def home(user_home: Path) -> Path:
     return user_home
 
 
-def install(shotclock: Any, agent: str, *more: str, **options: Any) -> Any:
-    return shotclock("agent", "install", agent, "--yes", *ACCEPTANCE.get(agent, ()), *more, **options)
+def install(agent: str, *, approvals: bool = False) -> None:
+    Installer("agent", agent).install(approvals=approvals)
 
 
-def status_of(shotclock: Any, agent: str) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = shotclock("agent", "status", agent).json()["data"]["agents"]
-    return rows[-1]
+def status_of(agent: str) -> dict[str, Any]:
+    return describe(AGENTS[agent], ConfigScope.USER, os.environ, Path.cwd()).as_data()
 
 
-def test_a_removal_restores_every_file_byte_for_byte(shotclock: Any, home: Path) -> None:
-    for agent, (user, project) in FILES.items():
-        for folder, name, scope in ((home, user, "--user"), (home / "project", project, "--project")):
-            file = folder / name
-            originals = [None] if agent == "opencode" else [None, SETTINGS.encode(), b"", b"{}", b'{"a":1}\n\n']
-            if scope == "--project":  # the scope chooses the file, and no more
-                originals = originals[:2]
-            for original in originals:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.unlink(missing_ok=True)
-                if original is not None:
-                    file.write_bytes(original)
-                ran = install(shotclock, agent, scope)
-                assert (ran.code, ran.json()["data"]["changed"]) == (0, True), (agent, original, ran)
-                written = file.read_bytes()
-                assert b"shotclock" in written
-                again = install(shotclock, agent, scope)
-                assert (again.json()["data"]["changed"], file.read_bytes()) == (False, written), "twice changes nothing"
-                assert shotclock("agent", "remove", agent, scope, "--yes").code == 0
-                assert (file.read_bytes() if file.exists() else None) == original, (agent, original)
-            assert shotclock("agent", "remove", agent, scope, "--yes").json()["data"]["changed"] is False
+def test_the_command_writes_and_removes_and_says_what_it_did(shotclock: Any, home: Path) -> None:
+    for agent in ("claude", "opencode"):
+        ran = shotclock("agent", "install", agent, "--project", "--yes")
+        assert (ran.code, ran.json()["data"]["changed"]) == (0, True), ran
+        assert (home / "project" / FILES[agent][1]).exists()
+        assert shotclock("agent", "remove", agent, "--project", "--yes").json()["data"]["changed"] is True
+        assert not (home / "project" / FILES[agent][1]).exists()
 
 
-def test_a_removal_deletes_the_folders_that_the_installation_made_if_they_are_empty(shotclock: Any, home: Path) -> None:
-    before = set(home.rglob("*"))
-    for agent in FILES:
-        for scope in ("--user", "--project"):
-            for _ in range(2):  # the folders are known also after a second installation
-                install(shotclock, agent, scope)
-            assert shotclock("agent", "remove", agent, scope, "--yes").code == 0
-    assert {path for path in set(home.rglob("*")) - before if home / ".local" not in (path, *path.parents)} == set()
-    install(shotclock, "copilot", "--project")
-    (home / "project/.github/mine").touch()
-    shotclock("agent", "remove", "copilot", "--project", "--yes")
-    assert [path.name for path in (home / "project/.github").iterdir()] == ["mine"]
-
-
-def test_an_installation_changes_only_its_own_lines(shotclock: Any, home: Path) -> None:
-    file = home / ".gemini/settings.json"
-    file.parent.mkdir()
-    file.write_text(SETTINGS)
-    ran = install(shotclock, "gemini")
-    lines = [line for line in ran.json()["data"]["diff"].splitlines()[2:] if line[0] in "+-"]
+def test_an_installation_changes_only_its_own_lines() -> None:
+    installer = Installer("agent", "gemini")
+    installer.write(SETTINGS)
+    lines = [line for line in installer.install()["diff"].splitlines()[2:] if line[0] in "+-"]
     removed = [line for line in lines if line[0] == "-"]
     assert removed == ['-        "BeforeTool": [{"matcher": "x", "hooks": []}],'], "that line has the list"
     assert len(lines) == 2
-    settings = json.loads(file.read_text())
+    settings = installer.data
     group = settings["hooks"]["BeforeTool"].pop()
     assert settings == json.loads(SETTINGS)
     assert group["matcher"] == "run_shell_command"
     assert shlex.split(group["hooks"][0]["command"])[1:4] == ["agent", "hook", "gemini"]
 
 
-def test_after_a_change_by_the_user_only_our_entries_are_removed(shotclock: Any, home: Path) -> None:
-    file = home / ".claude/settings.json"
-    file.parent.mkdir()
-    file.write_text(WITHOUT_LIST)
-    install(shotclock, "claude", "--approvals")
-    file.write_text(file.read_text().replace('"MINE": "yes"', '"MINE": "no"'))
-    ran = shotclock("agent", "remove", "claude", "--yes")
-    assert "changed since" in ran.json()["data"]["notes"][0]
-    assert file.read_text() == WITHOUT_LIST.replace('"MINE": "yes"', '"MINE": "no"')
-    install(shotclock, "opencode")
-    plugin = home / FILES["opencode"][0]
-    plugin.write_text(plugin.read_text() + "// mine\n")
-    ran = shotclock("agent", "remove", "opencode", "--yes")
-    assert (ran.code, ran.json()["error"]["code"]) == (6, "CONFLICT")
-    assert plugin.exists()
+def test_after_a_change_by_the_user_only_our_entries_are_removed() -> None:
+    installer = Installer("agent", "claude")
+    installer.write(WITHOUT_LIST)
+    installer.install(approvals=True)
+    installer.write((installer.text or "").replace('"MINE": "yes"', '"MINE": "no"'))
+    assert "changed since" in installer.remove()["notes"][0]
+    assert installer.text == WITHOUT_LIST.replace('"MINE": "yes"', '"MINE": "no"')
 
 
-def test_a_file_that_is_not_json_is_refused_with_its_mistake_and_left_as_it_is(shotclock: Any, home: Path) -> None:
-    file = home / ".claude/settings.json"
-    file.parent.mkdir()
+def test_a_value_of_the_user_in_the_place_of_an_entry_is_left() -> None:
+    installer = Installer("agent", "claude")
     for text, mistake in (
-        ('{"a": 1,}', "Claude Code does not read it"),
-        ("{\n  // a comment\n}", "line 2"),
-        ("[]", "not an object"),
-        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "decoding a JSON array"),
         ('{"env": 3}', "env should be an object"),
         ('{"env": {"CLAUDE_CODE_SHELL_PREFIX": "/mine"}}', "'/mine' already"),
     ):
-        file.write_text(text)
-        ran = install(shotclock, "claude")
-        assert (ran.code, file.read_text()) == (6, text)
-        assert mistake in ran.json()["error"]["message"]
-        assert shotclock("agent", "status", "claude").code == 0
-    file.write_bytes(b'{"a": "\xff"}')
-    assert install(shotclock, "claude").code == 6
-    plugin = home / FILES["opencode"][0]
-    plugin.parent.mkdir(parents=True)
-    plugin.write_text("// mine\n")
-    assert install(shotclock, "opencode").code == 6
-    assert plugin.read_text() == "// mine\n"
+        installer.write(text)
+        with pytest.raises(Failure, match=mistake):
+            installer.install()
+        assert installer.text == text
+    installer = Installer("agent", "opencode")
+    for text in ("// mine\n", None):
+        installer.write(text)
+        if text is None:
+            installer.install()
+            text = f"{installer.text}// mine\n"
+            installer.write(text)
+            with pytest.raises(Failure, match="was changed since"):
+                installer.remove()
+        with pytest.raises(Failure, match=r"is not ours|was changed since"):
+            installer.install()
+        assert installer.text == text
 
 
-def test_comments_and_a_byte_order_mark_stay_where_the_agent_reads_them(shotclock: Any, home: Path) -> None:
-    """Seen with the agents: Gemini CLI reads comments and no mark, Claude Code a mark and no comments."""
-    commented = '{\n  // mine\n  "hooks": {\n    "X": [] // about X\n  } /* end */\n}\n'
-    texts = {"gemini": commented, "claude": '\ufeff{\n  "a": 1\n}\n'}
-    for agent, text in texts.items():
-        file = home / FILES[agent][0]
-        file.parent.mkdir()
-        file.write_text(text)
-        assert install(shotclock, agent).code == 0
-        after = file.read_text()
-        assert all(kept in after for kept in ("// mine\n", "// about X\n", "/* end */") if kept in text)
-        assert after.startswith("\ufeff") == text.startswith("\ufeff")
-        assert status_of(shotclock, agent)["installed"]
-        assert install(shotclock, agent).json()["data"]["changed"] is False
-        assert shotclock("agent", "remove", agent, "--yes").code == 0
-        assert file.read_text() == text
-        install(shotclock, agent)
-        file.write_text(f"{file.read_text()}\n")
-        assert "changed since" in shotclock("agent", "remove", agent, "--yes").json()["data"]["notes"][0]
-        assert file.read_text() == f"{text}\n"
-        other = next(each for each in texts if each != agent)
-        file = home / FILES[other][0]
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-        ran = install(shotclock, other)
-        assert (ran.code, file.read_text()) == (6, text)
-        assert "does not read it" in ran.json()["error"]["message"]
-        assert not status_of(shotclock, other)["installed"]
-        file.unlink()
-        file.parent.rmdir()
+def test_a_new_file_obeys_the_umask() -> None:
+    before = os.umask(0o077)
+    try:
+        installer = Installer("agent", "gemini")
+        installer.install()
+        assert stat.S_IMODE(installer.file.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
 
 
-def test_a_link_stays_a_link_and_the_mode_stays(shotclock: Any, home: Path) -> None:
-    real, file = home / "dotfiles.json", home / ".claude/settings.json"
-    file.parent.mkdir()
-    real.write_text("{}\n")
-    real.chmod(0o640)
-    file.symlink_to(real)
-    install(shotclock, "claude")
-    assert file.is_symlink()
-    assert "shotclock-sh" in real.read_text()
-    assert stat.S_IMODE(real.stat().st_mode) == 0o640
-    shotclock("agent", "remove", "claude", "--yes")
-    assert (file.is_symlink(), real.read_text()) == (True, "{}\n")
-
-
-def test_a_file_keeps_its_owner_and_a_new_one_obeys_the_umask(shotclock: Any, home: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a file away")
-    file = home / ".claude/settings.json"
-    file.parent.mkdir()
-    file.write_text("{}")
-    os.chown(file, 12345, 12346)
-    install(shotclock, "claude")
-    assert (file.stat().st_uid, file.stat().st_gid) == (12345, 12346)
-    words = [*SHOTCLOCK, "agent", "install", "gemini", "--yes"]
-    subprocess.run(words, umask=0o077, check=True, capture_output=True, timeout=SOON_S)
-    assert stat.S_IMODE((home / ".gemini/settings.json").stat().st_mode) == 0o600
-
-
-def test_a_damaged_record_is_not_restored(shotclock: Any, home: Path) -> None:
-    file = home / ".claude/settings.json"
-    file.parent.mkdir()
-    for damage in (b"", b"[]", b"{", b"\xff", b'{"before": 3, "after": "x"}'):
-        file.write_text(WITHOUT_LIST)
-        install(shotclock, "claude")
-        records = [path for path in (home / ".local").rglob("*") if path.is_file()]
-        assert len(records) == 1, "one file, so that it is replaced at once"
-        records[0].write_bytes(damage)
-        ran = shotclock("agent", "remove", "claude", "--yes")
-        assert (ran.code, file.read_text()) == (0, WITHOUT_LIST), damage
-
-
-def test_hooks_of_the_user_beside_ours_are_kept(shotclock: Any, home: Path) -> None:
-    file = home / ".gemini/settings.json"
-    mine = {"type": "command", "command": "echo shotclock agent hook"}
+def test_hooks_of_the_user_beside_ours_are_kept() -> None:
+    installer, mine = Installer("agent", "gemini"), {"type": "command", "command": "echo shotclock agent hook"}
     for place in (0, 1):
-        install(shotclock, "gemini")
-        settings = json.loads(file.read_text())
+        installer.install()
+        settings = installer.data
         group = settings["hooks"]["BeforeTool"][0]
         ours = group["hooks"][0]
         group["hooks"].insert(place, mine)
         settings["hooks"]["BeforeTool"].append({"hooks": [mine]})
-        file.write_text(json.dumps(settings))
-        assert install(shotclock, "gemini").json()["data"]["changed"] is False
+        installer.write(json.dumps(settings))
+        assert installer.install()["changed"] is False
         ours["timeout"] = 1
-        file.write_text(json.dumps(settings))
-        assert install(shotclock, "gemini").json()["data"]["changed"] is True
-        assert mine in json.loads(file.read_text())["hooks"]["BeforeTool"][0]["hooks"]
-        assert status_of(shotclock, "gemini")["problems"] == []
-        shotclock("agent", "remove", "gemini", "--yes")
+        installer.write(json.dumps(settings))
+        assert installer.install()["changed"] is True
+        assert mine in installer.data["hooks"]["BeforeTool"][0]["hooks"]
+        assert status_of("gemini")["problems"] == []
+        installer.remove()
         group["hooks"].remove(ours)
-        assert json.loads(file.read_text()) == settings
-        file.unlink()
-
-
-def test_a_changed_plugin_is_not_overwritten(shotclock: Any, home: Path) -> None:
-    install(shotclock, "opencode")
-    plugin = home / FILES["opencode"][0]
-    plugin.write_text(plugin.read_text() + "// mine\n")
-    assert install(shotclock, "opencode").json()["error"]["code"] == "CONFLICT"
-    assert plugin.read_text().endswith("// mine\n")
-
-
-def test_the_kept_text_is_private(shotclock: Any, home: Path) -> None:
-    file = home / ".claude/settings.json"
-    file.parent.mkdir()
-    file.write_text('{"env": {"KEY": "secret"}}')
-    install(shotclock, "claude")
-    kept = [path for path in (home / ".local").rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
-    assert [stat.S_IMODE(path.stat().st_mode) for path in kept] == [0o600]
-
-
-def test_homes_of_the_agents_are_where_their_variables_say(shotclock: Any, home: Path) -> None:
-    for agent, variable, name in (
-        ("claude", "CLAUDE_CONFIG_DIR", "settings.json"),
-        ("codex", "CODEX_HOME", "hooks.json"),
-        ("gemini", "GEMINI_CLI_HOME", ".gemini/settings.json"),
-        ("opencode", "XDG_CONFIG_HOME", "opencode/plugins/shotclock.js"),
-        ("copilot", "COPILOT_HOME", "hooks/shotclock.json"),
-    ):
-        ran = install(shotclock, agent, env={variable: str(home / agent)})
-        assert ran.json()["data"]["file"] == str(home / agent / name)
-        assert (home / agent / name).exists()
+        assert installer.data == settings
+        installer.file.unlink()
 
 
 def test_without_a_person_and_without_yes_nothing_is_written(shotclock: Any, home: Path) -> None:
@@ -334,11 +199,11 @@ def test_a_person_sees_the_difference_and_is_asked(home: Path) -> None:
     assert screen.count("allow and deny rules") == 1
 
 
-def test_status_tells_what_is_installed_and_what_is_in_its_way(shotclock: Any, home: Path) -> None:
+def test_status_tells_what_is_installed_and_what_is_in_its_way(home: Path, shotclock: Any) -> None:
     for agent in FILES:
-        assert status_of(shotclock, agent)["installed"] is False
-        install(shotclock, agent)
-        found = status_of(shotclock, agent)
+        assert status_of(agent)["installed"] is False
+        install(agent)
+        found = status_of(agent)
         effects = {"codex": False, "gemini": None}
         assert (found["installed"], found["effective"]) == (True, effects.get(agent, True)), found
         assert os.path.basename(found["shell"]) == ("bash" if agent == "gemini" else "shotclock-sh")
@@ -352,15 +217,15 @@ def test_status_tells_what_is_installed_and_what_is_in_its_way(shotclock: Any, h
     ):
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text(text)
-        found = status_of(shotclock, agent)
+        found = status_of(agent)
         assert (found["effective"], problem in found["problems"][0]) == (False, True), found
         (project / name).unlink()
     (home / ".claude/settings.json").write_text('{"env": {"CLAUDE_CODE_SHELL_PREFIX": "/gone/shotclock-sh"}}')
-    assert "/gone/shotclock-sh is not there" in status_of(shotclock, "claude")["problems"][0]
+    assert "/gone/shotclock-sh is not there" in status_of("claude")["problems"][0]
 
 
-def test_status_sees_moved_programs_and_changed_settings(shotclock: Any, home: Path, tmp_path: Path) -> None:
-    install(shotclock, "claude")
+def test_status_sees_moved_programs_and_changed_settings(home: Path, tmp_path: Path) -> None:
+    install("claude")
     file = home / ".claude/settings.json"
     moved, folder = tmp_path / "moved" / "shotclock-sh", tmp_path / "folder" / "shotclock-sh"
     moved.parent.mkdir()
@@ -369,44 +234,44 @@ def test_status_sees_moved_programs_and_changed_settings(shotclock: Any, home: P
     folder.mkdir(parents=True)
     for program in (moved, folder):
         file.write_text(json.dumps({"env": {"CLAUDE_CODE_SHELL_PREFIX": str(program)}}))
-        found = status_of(shotclock, "claude")
+        found = status_of("claude")
         assert (found["effective"], f"{program} is not there" in found["problems"][0]) == (False, True)
-    install(shotclock, "claude")
+    install("claude")
     settings = json.loads(file.read_text())
     del settings["hooks"]  # as an older version has installed it
     file.write_text(json.dumps(settings))
-    found = status_of(shotclock, "claude")
+    found = status_of("claude")
     assert (found["installed"], found["effective"], found["problems"]) == (True, None, [])
     assert "commands in the background are limited: install it again" in found["conditions"][0]
-    install(shotclock, "copilot")
+    install("copilot")
     (home / ".copilot/settings.json").write_text('{"disableAllHooks": true}')
-    assert "settings.json sets disableAllHooks" in status_of(shotclock, "copilot")["problems"][0]
-    install(shotclock, "gemini")
+    assert "settings.json sets disableAllHooks" in status_of("copilot")["problems"][0]
+    install("gemini")
     (home / "project/.gemini").mkdir()
     (home / "project/.gemini/settings.json").write_text('{"hooksConfig": {"disabled": 3}}')
-    assert status_of(shotclock, "gemini")["problems"] == []
-    install(shotclock, "codex")
+    assert status_of("gemini")["problems"] == []
+    install("codex")
     file = home / ".codex/hooks.json"
     file.write_text(file.read_text().replace('"Bash"', '"Write"'))
-    assert "its matcher is 'Write' instead of 'Bash'" in status_of(shotclock, "codex")["problems"][0]
+    assert "its matcher is 'Write' instead of 'Bash'" in status_of("codex")["problems"][0]
     for text in ("features = 3", "hooks = 3", "[hooks]\nstate = [1]"):
         (home / ".codex/config.toml").write_text(text)
-        assert "has a value where Codex has a table" in status_of(shotclock, "codex")["problems"][-1]
+        assert "has a value where Codex has a table" in status_of("codex")["problems"][-1]
 
 
-def test_status_compares_the_trust_of_codex(shotclock: Any, home: Path) -> None:
-    install(shotclock, "codex")
+def test_status_compares_the_trust_of_codex(home: Path) -> None:
+    install("codex")
     file, config = home / ".codex/hooks.json", home / ".codex/config.toml"
-    found = status_of(shotclock, "codex")
+    found = status_of("codex")
     assert (found["trusted"], found["problems"]) == (False, ["not trusted: run /hooks in Codex"])
     assert not config.exists(), "trust is the user's to give"
     group = json.loads(file.read_text())["hooks"]["PreToolUse"][0]
     config.write_text(f'[hooks.state."{file}:pre_tool_use:0:0"]\ntrusted_hash = "{codex_hash(group)}"\n')
     assert tomllib.loads(config.read_text())
-    found = status_of(shotclock, "codex")
+    found = status_of("codex")
     assert (found["trusted"], found["effective"]) == (True, True)
     file.write_text(file.read_text().replace('"timeout": 10', '"timeout": 11'))
-    assert status_of(shotclock, "codex")["trusted"] is False
+    assert status_of("codex")["trusted"] is False
 
 
 def test_the_hash_of_a_hook_is_the_one_of_codex() -> None:
@@ -417,204 +282,6 @@ def test_the_hash_of_a_hook_is_the_one_of_codex() -> None:
         '"matcher":"Bash"}'
     )
     assert codex_hash(group) == f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-# --- hooks ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def hook(shotclock: Any, tmp_path: Path) -> Callable[..., Any]:
-    """A function that gives a hook its input and returns its answer, or None."""
-
-    def call(agent: str, request: object, **env: str) -> Any:
-        text = request if isinstance(request, bytes) else json.dumps(request).encode()
-        shell = str(tmp_path / "bin" / "shotclock-sh")
-        ran = shotclock("agent", "hook", agent, shell, input=text, env=env)
-        assert (ran.code, ran.stderr) == (0, b"")
-        return json.loads(ran.stdout) if ran.stdout else None
-
-    return call
-
-
-def run_in_shell(command: str) -> str:
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=SOON_S).stdout
-
-
-NASTY = "printf '%s|' 'it''s' \"a b\" `echo back` $(echo sub) \\$x; echo \"$((1+1))\" # done"
-
-
-def test_each_rewriting_hook_keeps_the_meaning_and_the_other_arguments(hook: Any) -> None:
-    told = run_in_shell(NASTY)
-    tool_input = {"command": NASTY, "description": "d", "is_background": False}
-    base = {"session_id": "s", "transcript_path": "", "cwd": "/tmp", "timestamp": "t"}
-    request = {**base, "hook_event_name": "BeforeTool", "tool_name": "run_shell_command", "tool_input": tool_input}
-    answer = hook("gemini", request)["hookSpecificOutput"]
-    assert (set(answer), answer["hookEventName"]) == ({"hookEventName", "tool_input"}, "BeforeTool")
-    assert {**answer["tool_input"], "command": NASTY} == tool_input
-    assert run_in_shell(answer["tool_input"]["command"]) == told
-    request = {"sessionId": "s", "timestamp": 1, "cwd": "/tmp", "toolName": "bash"}
-    for arguments in ({"command": NASTY, "description": "d"}, json.dumps({"command": NASTY, "description": "d"})):
-        answer = hook("copilot", {**request, "toolArgs": arguments})
-        assert set(answer) == {"modifiedArgs"}, "no decision"
-        assert answer["modifiedArgs"]["description"] == "d"
-        assert run_in_shell(answer["modifiedArgs"]["command"]) == told
-    request = {**base, "hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": NASTY}}
-    answer = hook("codex", {**request, "turn_id": "1", "model": "m"})["hookSpecificOutput"]
-    assert (answer["hookEventName"], answer["permissionDecision"]) == ("PreToolUse", "allow")
-    assert run_in_shell(answer["updatedInput"]["command"]) == told
-
-
-def test_quoting_for_gemini_is_plain_double_quotes_around_any_text() -> None:
-    for text in (NASTY, "a\nb", "\\", '"', "`", "$x", "!!", "'", "\\`", '\\"$', "é"):
-        quoted = quote_for_gemini(text)
-        assert run_in_shell(f"printf %s {quoted}") == text
-        assert (quoted[0], quoted[-1]) == ('"', '"')
-
-
-def test_gemini_finds_the_command_after_an_escaped_backquote() -> None:
-    """Gemini CLI 0.61.0 reads no further where a quote follows two backslashes."""
-    assert quote_for_gemini("echo \\`; touch x") == '"echo "\'\\`\'"; touch x"'
-    assert quote_for_gemini("a\\\\`$x") == '"a"\'\\\\`\'"\\$x"'
-
-
-def test_a_hook_with_a_surprising_input_prints_nothing(hook: Any, shotclock: Any) -> None:
-    for agent in ("gemini", "copilot", "codex"):
-        for request in (b"", b"not json", b"\xff", [], {}, {"tool_name": "run_shell_command"}, {"toolName": "bash"}):
-            assert hook(agent, request) is None
-    assert hook("nobody", {}) is None
-    other = {"hook_event_name": "BeforeTool", "tool_name": "write_file", "tool_input": {"command": "x"}}
-    assert hook("gemini", other) is None
-    assert hook("copilot", {"toolName": "view", "toolArgs": {"command": "x"}}) is None
-    good = {"tool_name": "run_shell_command", "tool_input": {"command": "x"}}
-    gone = shotclock("agent", "hook", "gemini", "/gone/bash", input=json.dumps(good).encode())
-    assert (gone.code, gone.stdout) == (0, b""), "a removed program stops nothing"
-
-
-def test_a_wrapped_command_is_not_wrapped_again(hook: Any) -> None:
-    request = {"tool_name": "run_shell_command", "tool_input": {"command": "ls"}}
-    wrapped = hook("gemini", request)["hookSpecificOutput"]["tool_input"]
-    assert hook("gemini", {**request, "tool_input": wrapped}) is None
-
-
-def test_the_hook_of_claude_code_says_nothing_and_leaves_a_note_of_a_command_in_the_background(
-    hook: Any, home: Path
-) -> None:
-    notes = home / ".local/state/shotclock/background"
-    request = {"tool_name": "Bash", "tool_input": {"command": "it's"}}
-    in_background = {"tool_name": "Bash", "tool_input": {"command": "it's", "run_in_background": True}}
-    for given, count in ((request, 0), (in_background, 1), (in_background, 1), (request, 0), (in_background, 1)):
-        assert hook("claude", given, CLAUDE_CODE_SESSION_ID="s") is None
-        assert len(list(notes.iterdir()) if notes.exists() else ()) == count
-    for agent, given in (("claude", in_background), ("gemini", {**in_background, "tool_name": "run_shell_command"})):
-        closed = hook(agent, given, SHOTCLOCK_HOME="/proc/closed")
-        assert (closed is None) == (agent == "claude"), "where no note can be left, the command is wrapped all the same"
-    assert hook("claude", request, CLAUDE_CODE_SESSION_ID="another") is None
-    assert len(list(notes.iterdir())) == 1
-
-
-def test_only_a_command_exactly_as_a_hook_writes_it_is_taken_for_wrapped(hook: Any, home: Path) -> None:
-    def rewrite(agent: str, command: str, **more: object) -> str | None:
-        arguments = {"command": command, **more}
-        if agent == "copilot":
-            answer = hook(agent, {"toolName": "bash", "toolArgs": arguments})
-            return None if answer is None else answer["modifiedArgs"]["command"]
-        tool = "Bash" if agent == "codex" else "run_shell_command"
-        answer = hook(agent, {"tool_name": tool, "tool_input": arguments, "cwd": str(home)})
-        output = None if answer is None else answer["hookSpecificOutput"]
-        return None if output is None else (output.get("updatedInput") or output["tool_input"])["command"]
-
-    background: dict[str, dict[str, object]] = {"gemini": {"is_background": True}, "copilot": {"mode": "async"}}
-    for agent in ("codex", "gemini", "copilot"):
-        for command in (NASTY, "ls", "it's", "\\`\\", "a\nb", ""):
-            wrapped = rewrite(agent, command)
-            assert wrapped is not None and run_in_shell(wrapped) == run_in_shell(command)
-            assert rewrite(agent, wrapped) is None, "it is not wrapped again"
-            assert rewrite(agent, command, **background.get(agent, {})) == wrapped, "its rules see nothing else"
-        wrapped = rewrite(agent, "true x")
-        assert wrapped is not None
-        added = ("; setsid sleep 600 &", " & sleep 600", "\nsleep 600", " $(sleep 600)")
-        inside = {
-            "gemini": ('true"; sleep 600 "', "$(sleep 600)", "`sleep 600`", 'true\\\\"; sleep 600; "'),
-            "": ("true' 'x'; sleep 600 '", "'; sleep 600; echo '", "'\"'$(sleep 600)'\"'", "'\"'\"; sleep 600; \"'\"'"),
-        }
-        escapes = [f"{wrapped}{more}" for more in added]
-        escapes += [wrapped.replace("true", more) for more in inside.get(agent, inside[""])]
-        escapes += [f"FOO=1 {wrapped}", wrapped.replace(" -c", " --timeout 0 -c"), f" {wrapped}", f"{wrapped} "]
-        for command in escapes:
-            assert rewrite(agent, command) is not None, f"{agent} would run this without limits: {command}"
-
-
-def test_commands_with_a_word_of_a_codex_rule_are_left_to_the_rule(hook: Any, home: Path) -> None:
-    rules = home / ".codex/rules"
-    rules.mkdir(parents=True)
-    (rules / "default.rules").write_text('prefix_rule(pattern=["git", ["push", "fetch"]], decision="forbidden")\n')
-    (rules / "allowed.rules").write_text('prefix_rule(pattern=["make"], decision="allow")\n')
-    (home / "project/.codex/rules").mkdir(parents=True)
-    (home / "project/.codex/rules/p.rules").write_text('prefix_rule(pattern=["rm"], decision="prompt")\n')
-    for command, is_wrapped in (
-        ("make all", True),
-        ("echo git-like", True),
-        ("git push", False),
-        ("cd x&&git status", False),
-        ("echo $(git push)", False),
-        ("(rm x)", False),
-        ("/bin/rm x", False),
-        ("'rm' x", False),
-        ("r\\m x", False),
-        ('r"m" x; true', False),
-        ("r''m x", False),
-        ("r\\\nm x", False),
-        ("echo 'a' \"b\"", True),
-    ):
-        request = {"tool_name": "Bash", "tool_input": {"command": command}, "cwd": str(home / "project")}
-        assert (hook("codex", request) is not None) == is_wrapped, command
-
-
-def test_rules_of_an_administrator_of_codex_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_hook, "CODEX_SYSTEM", str(tmp_path))
-    rule = '{ pattern = [{ any_of = ["rm", "dd"] }], decision = "forbidden" }'
-    (tmp_path / "requirements.toml").write_text(f"[rules]\nprefix_rules = [{rule}]\n")
-    for command, is_wrapped in (("ls", True), ("dd if=x", False)):
-        request = {"tool_name": "Bash", "tool_input": {"command": command}}
-        assert (agent_hook.rewrite_codex(request, "/bin/sh") is not None) == is_wrapped
-
-
-def test_the_locale_of_a_hook_does_not_change_the_command(hook: Any) -> None:
-    text = json.dumps({"tool_name": "run_shell_command", "tool_input": {"command": "echo é"}}, ensure_ascii=False)
-    for encoding in ("latin-1", "ascii"):
-        answer = hook("gemini", text.encode(), PYTHONIOENCODING=encoding)
-        assert "echo é" in answer["hookSpecificOutput"]["tool_input"]["command"]
-
-
-def test_a_command_that_would_be_too_long_with_its_quotes_is_left_alone(hook: Any) -> None:
-    """Linux starts no program with a word of 128 KiB."""
-    command = "cat > /dev/null <<'E'\n" + "it's\n" * 20_000 + "E\n"
-    assert len(command) < 128 * 1024
-    assert hook("copilot", {"toolName": "bash", "toolArgs": {"command": command}}) is None
-    command = command.replace("'", "$")
-    assert hook("gemini", {"tool_name": "run_shell_command", "tool_input": {"command": command * 3}}) is None
-
-
-def test_where_copilot_has_deny_rules_commands_are_left_alone(tmp_path: Path, home: Path) -> None:
-    request = json.dumps({"toolName": "bash", "toolArgs": {"command": "ls"}})
-    agent, settings = tmp_path / "copilot", home / ".copilot/settings.json"
-    settings.parent.mkdir()
-    words = shlex.join([*SHOTCLOCK, "agent", "hook", "copilot", str(tmp_path / "bin/shotclock-sh")])
-    agent.write_text(f"#!/bin/bash\n{words}\ntrue\n")
-    agent.chmod(0o755)
-    for options, text, is_wrapped in (
-        (("--deny-tool", "shell(rm)"), "{}", False),
-        (("--deny-tool=shell",), "{}", False),
-        (("--deny-url", "example.org"), "{}", False),
-        ((), '{"deniedUrls": ["example.org"]}', False),
-        ((), '{"denied_urls": ["example.org"]}', False),
-        ((), '// managed\n{\n  "deniedUrls": [\n    "example.org"]}', False),
-        ((), '{"deniedUrls": [ ], "allowedUrls": ["example.org"]}', True),
-        (("--allow-tool", "shell(rm)"), "{}", True),
-    ):
-        settings.write_text(text)
-        ran = subprocess.run([agent, *options], input=request, capture_output=True, text=True, timeout=SOON_S)
-        assert bool(ran.stdout) == is_wrapped, (options, text)
 
 
 # --- approvals --------------------------------------------------------------------------------------------------
@@ -740,13 +407,13 @@ def test_an_approval_hook_fails_closed(home: Path) -> None:
     assert all("could not ask" in answer["message"] for answer in answers)
 
 
-def test_approvals_are_installed_beside_the_shell_and_block_where_they_fail(shotclock: Any, home: Path) -> None:
-    install(shotclock, "claude", "--approvals")
+def test_approvals_are_installed_beside_the_shell_and_block_where_they_fail(home: Path) -> None:
+    install("claude", approvals=True)
     hooks = json.loads((home / ".claude/settings.json").read_text())["hooks"]["PermissionRequest"][0]["hooks"]
     assert [(each["onFailure"], each["timeout"]) for each in hooks] == [("block", 600)]
-    assert status_of(shotclock, "claude")["approvals"] is True
-    install(shotclock, "claude")
-    assert status_of(shotclock, "claude")["approvals"] is False
-    install(shotclock, "copilot", "--approvals")
+    assert status_of("claude")["approvals"] is True
+    install("claude")
+    assert status_of("claude")["approvals"] is False
+    install("copilot", approvals=True)
     hooks = json.loads((home / ".copilot/hooks/shotclock.json").read_text())["hooks"]
     assert set(hooks) == {"preToolUse", "permissionRequest"}

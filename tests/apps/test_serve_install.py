@@ -6,18 +6,14 @@ from typing import Any
 
 import pytest
 
-from shotclock.apps.cli_install import put_server
-from shotclock.core.errors import Failure
-
 TOOL = "from shotclock import App\napp = App('my-tool')\n@app.command\ndef greet() -> None: ...\n"
-ENTRY = {"command": "/bin/shotclock", "args": ["serve", "tool.py:app"]}
 
 
 @pytest.fixture
 def install(shotclock: Any, tmp_path: Path, no_survivors: Any) -> Any:
     """A function that runs the command in a folder with a tool, and a home of its own."""
     (tmp_path / "tool.py").write_text(TOOL)
-    env = {"HOME": str(tmp_path), "CLAUDE_CONFIG_DIR": None, "XDG_CONFIG_HOME": None}
+    env = {"HOME": str(tmp_path), "CLAUDE_CONFIG_DIR": None, "XDG_CONFIG_HOME": None, "CODEX_HOME": None}
     return lambda *words: shotclock("serve", *words, cwd=tmp_path, env=env)
 
 
@@ -26,6 +22,7 @@ def test_the_file_of_each_client_gets_the_entry_and_a_second_time_nothing_change
     files = {
         "claude": (".claude.json", "mcpServers"),
         "cursor": (".cursor/mcp.json", "mcpServers"),
+        "gemini": (".gemini/settings.json", "mcpServers"),
         "vscode": (".config/Code/User/mcp.json", "servers"),
     }
     for client, (file, table) in files.items():
@@ -39,16 +36,16 @@ def test_the_file_of_each_client_gets_the_entry_and_a_second_time_nothing_change
 
 
 def test_without_a_person_nothing_is_written_and_the_difference_is_in_the_answer(install: Any, tmp_path: Path) -> None:
-    ran = install("tool.py", "--install", "cursor", "--scope", "project", "--name", "other")
+    ran = install("tool.py", "--install", "cursor", "--project", "--name", "other")
     answer = ran.json()
     assert ran.code == 2 and '+    "other": {' in answer["error"]["context"]["diff"], answer
-    text = install("tool.py", "--install", "cursor", "--scope", "project", "--format", "text").stderr.decode()
+    text = install("tool.py", "--install", "cursor", "--project", "--format", "text").stderr.decode()
     assert '+    "my-tool": {' in text and text.rstrip().endswith("then add --yes")
     assert not (tmp_path / ".cursor").exists()
 
 
 def test_options_of_the_server_go_into_the_entry(install: Any, tmp_path: Path) -> None:
-    words = ["--operation-timeout", "5m", "--elicitation", "--scope", "project", "--yes"]
+    words = ["--operation-timeout", "5m", "--elicitation", "--project", "--yes"]
     answer = install("tool.py", "--install", "claude", *words).json()
     assert answer["data"]["entry"]["args"][2:] == ["--elicitation", "--operation-timeout", "5m"]
     assert (tmp_path / ".mcp.json").exists()
@@ -72,33 +69,22 @@ def test_a_tool_that_cannot_be_served_and_contradicting_options_are_refused(inst
     refused = install("tool.py", "--install", "cursor", "--http", "127.0.0.1:0", "--json")
     assert refused.code == 2 and "exclude each other" in refused.json()["error"]["message"]
     refused = install("tool.py", "--yes", "--json")
-    assert refused.code == 2 and "--yes needs --install" in refused.json()["error"]["message"]
+    assert refused.code == 2 and "--yes needs --install or --remove" in refused.json()["error"]["message"]
     assert not (tmp_path / ".cursor").exists()
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        None,
-        "",
-        "{}",
-        '{"mcpServers": {}}',
-        '{"other": [1, 2], "mcpServers": {"a": {"command": "x"}}}',
-        '{\n  // a comment\n  "mcpServers": {\n    "a": {"command": "x"}, // last\n  },\n}\n',
-        '{\n\t"mcpServers": {\n\t\t"my-tool": {"command": "/old/shotclock", "args": ["serve", "x"]} /* ours */\n\t}\n}',
-    ],
-)
-def test_everything_else_in_the_file_stays(before: str | None) -> None:
-    from shotclock.agents import json_text
-
-    after = put_server("file", before, ("mcpServers", "my-tool"), ENTRY)
-    data = json_text.parse(json_text.blank_comments(after))
-    assert data["mcpServers"]["my-tool"] == ENTRY
-    for kept in ("// a comment", "// last", "/* ours */", '"a": {"command": "x"}', '"other": [1, 2]'):
-        assert (kept in (before or "")) == (kept in after)
-
-
-def test_another_server_of_that_name_and_a_broken_file_are_left_as_they_are() -> None:
-    for before in ('{"mcpServers": {"my-tool": {"command": "npx"}}}', '{"mcpServers": 3}', "[1]", "{"):
-        with pytest.raises(Failure, match="left as it is"):
-            put_server("file", before, ("mcpServers", "my-tool"), ENTRY)
+def test_the_entry_is_removed_without_importing_the_tool(install: Any, tmp_path: Path) -> None:
+    file = tmp_path / ".codex/config.toml"
+    file.parent.mkdir()
+    file.write_text("# mine\n")
+    assert install("tool.py", "--install", "codex", "--yes").json()["ok"]
+    assert '[mcp_servers.my-tool]\ncommand = "' in file.read_text()
+    (tmp_path / "tool.py").write_text("it does not even parse")
+    answer = install("tool.py", "--remove", "codex", "--yes").json()
+    assert (answer["data"]["changed"], answer["data"]["server"], file.read_text()) == (True, "my-tool", "# mine\n")
+    (tmp_path / "tool.py").unlink()
+    assert install("tool.py", "--remove", "codex", "--yes").json()["error"]["code"] == "TARGET_NOT_FOUND"
+    assert install("tool.py", "--remove", "codex", "--name", "my-tool", "--yes").json()["data"]["changed"] is False
+    (tmp_path / "tool.py").write_text(TOOL)
+    text = install("tool.py", "--remove", "codex", "--yes", "--format", "text").stdout.decode()
+    assert text.startswith("nothing to change in")

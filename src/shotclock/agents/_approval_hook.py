@@ -25,7 +25,7 @@ from ..people.proposal_checks import TITLE_LIMIT
 from ..store.store import Store
 from ..supervise.clock import monotonic_ns
 from ..terminal.output import write_quietly
-from .coding_agents import APPROVAL_TIMEOUT_S
+from .known_agents import APPROVAL_TIMEOUT_S
 
 LONGEST_WAIT_MS = (APPROVAL_TIMEOUT_S - 20) * 1000  # the rest is for the start, the store and the answer
 STORE_LIMIT_S = 5.0  # of opening and closing the store; a stuck disk exhausts it
@@ -37,10 +37,15 @@ def decide(agent: str) -> int:
     """Read a permission request, wait for the decision of an operator, and print the answer for the agent."""
     try:
         request = json.loads(sys.stdin.buffer.read())
-        refusal = asyncio.run(_ask_while_wanted(agent, request, _read_wait_ms()))
+        is_set = os.environ.get(VARIABLE) or os.environ.get(SECONDS_VARIABLE)
+        wait_ms = min(read_response_budget_ms(), LONGEST_WAIT_MS) if is_set else LONGEST_WAIT_MS
+        refusal = asyncio.run(_ask_while_wanted(agent, request, wait_ms))
     except Exception as error:  # fails closed
         refusal = f"shotclock could not ask an operator: {str(error) or type(error).__name__}"
-    write_quietly(sys.stdout, json.dumps(_answer(agent, refusal)) + "\n")
+    answer: dict[str, Any] = {"behavior": "allow"} if refusal is None else {"behavior": "deny", "message": refusal}
+    if agent == "claude":
+        answer = {"hookSpecificOutput": {"hookEventName": "PermissionRequest", "decision": answer}}
+    write_quietly(sys.stdout, json.dumps(answer) + "\n")
     return 0
 
 
@@ -58,18 +63,6 @@ async def _ask_while_wanted(agent: str, request: dict[str, Any], wait_ms: int) -
     asking.cancel()
     await asyncio.wait([asking], timeout=STORE_LIMIT_S)
     return "the store did not answer in time, or the agent has ended"
-
-
-def _read_wait_ms() -> int:
-    is_set = os.environ.get(VARIABLE) or os.environ.get(SECONDS_VARIABLE)
-    return min(read_response_budget_ms(), LONGEST_WAIT_MS) if is_set else LONGEST_WAIT_MS
-
-
-def _answer(agent: str, refusal: str | None) -> dict[str, Any]:
-    decision = {"behavior": "allow"} if refusal is None else {"behavior": "deny", "message": refusal}
-    if agent == "claude":
-        return {"hookSpecificOutput": {"hookEventName": "PermissionRequest", "decision": decision}}
-    return decision
 
 
 async def _ask(agent: str, request: dict[str, Any], wait_ms: int) -> str | None:

@@ -12,19 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import Failure
 from ..core.value_types import field, record
-from . import json_text
-from .coding_agents import (
-    AGENTS,
-    HOOK_NAME,
-    PREFIX,
-    CodingAgent,
-    ConfigEntry,
-    ConfigScope,
-    Programs,
-    find_ours,
-    home_of,
-)
+from ._hook_entries import find_ours
+from ._json_text import KeyPath
+from .config_editor import ConfigEditor, ConfigEntry
+from .known_agents import AGENTS, EDITOR_JSON, HOOK_NAME, PREFIX, CodingAgent, ConfigScope, Programs, home_of
 
 CLAUDE_MANAGED = Path("/etc/claude-code/managed-settings.json")
 GEMINI_SYSTEM = Path("/etc/gemini-cli/settings.json")
@@ -72,66 +65,58 @@ def every_entry(agent: CodingAgent) -> tuple[ConfigEntry, ...]:
 
 def describe(agent: CodingAgent, scope: ConfigScope, environ: Mapping[str, str], project: Path) -> AgentStatus:
     """Look at the files of an agent. Nothing is claimed about a file that cannot be read."""
-    file = agent.file(scope, environ, project)
+    file = agent.file.path(scope, environ, project)
     status = AgentStatus(agent.name, scope, str(file))
     try:
         text = file.read_text("utf-8")
-        if agent.plugin is not None:
-            _read_plugin(status, text)
-        else:
+        if agent.plugin is None:
             _read_entries(status, agent, text)
+        elif match := re.search(r'^const shell = ("[^"\n]*")$', text, re.MULTILINE):
+            status.installed, status.shell = True, json.loads(match[1])
+            _check_program(status, json.loads(match[1]))
     except FileNotFoundError:
         return status
-    except (OSError, ValueError, RecursionError) as error:
+    except Failure as failure:
+        status.problems.append(str(failure))
+    except (OSError, ValueError) as error:
         status.problems.append(f"{file} cannot be read: {error}")
-        return status
     if status.installed:
         _CHECKS[agent.name](status, environ, project)
     return status
 
 
-def _read_plugin(status: AgentStatus, text: str) -> None:
-    match = re.search(r'^const shell = ("[^"\n]*")$', text, re.MULTILINE)
-    if match is not None:
-        status.installed = True
-        status.shell = json.loads(match[1])
-        _check_program(status, json.loads(match[1]))
-
-
 def _read_entries(status: AgentStatus, agent: CodingAgent, text: str) -> None:
     approvals = agent.approvals(PLACES) if agent.approvals is not None else ()
-    agent.parse(text)
+    editor = ConfigEditor(Path(status.file), agent.title, text, agent.syntax)
     for entry in every_entry(agent):
-        path = find_ours(text, entry)
+        path = find_ours(editor, entry)
         if path is None:
             if status.installed and entry not in approvals:
                 status.conditions.append("Without its hook, commands in the background are limited: install it again")
             continue
-        found = json_text.read(text, path)
-        words = [found] if isinstance(found, str) else _hook_words(found)
+        found = editor.read(path)
+        words = [found] * 5 if isinstance(found, str) else _hook_words(found)
         matcher = entry.content.get("matcher") if entry.in_list else None
-        if matcher is not None and (own := _group_of(text, entry, path).get("matcher")) != matcher:
+        if matcher is not None and (own := _group_of(editor, entry, path).get("matcher")) != matcher:
             status.problems.append(f"its matcher is {own!r} instead of {matcher!r}: correct it")
-        for program in words[:1] if isinstance(found, str) else (words[0], words[4]):
+        for program in (words[0], words[4]):
             _check_program(status, program)
         if entry in approvals:
             status.approvals = True
         elif entry == agent.entries(PLACES)[0]:  # the one that puts us in front
-            status.installed = True
-            status.shell = words[0] if isinstance(found, str) else words[4]
+            status.installed, status.shell = True, words[4]
 
 
 def _hook_words(hook: Any) -> list[str]:
     """Return the words of our hook's command: shotclock agent hook NAME SHELL."""
     inner = hook["hooks"][0] if "hooks" in hook else hook
-    words = shlex.split(inner.get("command") or inner["bash"])
-    return [*words, *[""] * 5]
+    return [*shlex.split(inner.get("command") or inner["bash"]), *[""] * 5]
 
 
-def _group_of(text: str, entry: ConfigEntry, path: json_text.Path) -> dict[str, Any]:
+def _group_of(editor: ConfigEditor, entry: ConfigEntry, path: KeyPath) -> dict[str, Any]:
     """Return the group of our hook, as if it were the only one in it."""
-    group: dict[str, Any] = json_text.read(text, path[: len(entry.path) + 1])
-    return {**group, "hooks": [json_text.read(text, path)]} if len(path) > len(entry.path) + 1 else group
+    group: dict[str, Any] = editor.read(path[: len(entry.path) + 1])
+    return {**group, "hooks": [editor.read(path)]} if len(path) > len(entry.path) + 1 else group
 
 
 def _check_program(status: AgentStatus, program: str) -> None:
@@ -156,8 +141,8 @@ def _can_run(program: str) -> bool:
 
 def _read_json(file: Path, *path: str) -> Any:
     try:
-        return json_text.read(file.read_text("utf-8"), path)
-    except (OSError, ValueError, RecursionError):
+        return ConfigEditor(file, "shotclock", file.read_text("utf-8"), EDITOR_JSON).read(path)
+    except (OSError, ValueError, Failure):
         return None
 
 
@@ -203,13 +188,13 @@ def _trust_level(settings: dict[str, Any], project: Path) -> object:
 
 def _is_trusted(file: Path, settings: dict[str, Any]) -> bool:
     """Return whether Codex has the hash of our hook as it is now."""
-    text = file.read_text("utf-8")
+    editor = ConfigEditor(file, "Codex", file.read_text("utf-8"), AGENTS["codex"].syntax)
     (entry,) = every_entry(AGENTS["codex"])
-    path = find_ours(text, entry) or ()
+    path = find_ours(editor, entry) or ()
     place, hook = (*path[len(entry.path) :: 2], 0)[:2]
     states = settings.get("hooks", {}).get("state", {})
     state = states.get(f"{os.path.abspath(file)}:pre_tool_use:{place}:{hook}", {})
-    wanted = codex_hash(_group_of(text, entry, path))
+    wanted = codex_hash(_group_of(editor, entry, path))
     return state.get("enabled", True) is not False and state.get("trusted_hash") == wanted
 
 

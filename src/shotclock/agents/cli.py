@@ -14,9 +14,9 @@ from ..terminal.drawing import styled
 from ..terminal.parser import CommandTable, Subcommand, argument, flag
 from ..terminal.subcommand import JSON, ChildWork, Mistaken, drawn
 from ._status import describe
-from .coding_agents import AGENTS, CodingAgent, ConfigScope
-from .config_files import change_file, draw_change
+from .config_files import SCOPE, YES, change_file, draw_change
 from .install import plan_install, plan_remove, write_plan
+from .known_agents import AGENTS, CodingAgent, ConfigScope
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,11 +85,6 @@ def _run_hook(words: list[str]) -> int:
 
 
 _NAMES = ", ".join(AGENTS)
-_SCOPE = (
-    flag("--user", "Change the configuration of this user, for all projects (the default)."),
-    flag("--project", "Change the configuration of the project in this folder.", excludes=("--user",)),
-)
-_YES = flag("--yes", "Do not ask.")
 COMMANDS = {
     "agent": CommandTable(
         "shotclock agent",
@@ -100,10 +95,10 @@ COMMANDS = {
                 "Show the change of the agent's configuration, ask, and write it.",
                 (
                     argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
-                    *_SCOPE,
+                    *SCOPE,
                     flag("--approvals", "Send the agent's permission requests to the inbox (claude, copilot)."),
                     flag("--accept-allow", "Accept that rules for single commands stop working (codex, copilot)."),
-                    _YES,
+                    YES,
                     JSON,
                 ),
                 _run_install,
@@ -119,8 +114,8 @@ COMMANDS = {
                 "Restore the configuration as it was before the installation.",
                 (
                     argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
-                    *_SCOPE,
-                    _YES,
+                    *SCOPE,
+                    YES,
                     JSON,
                 ),
                 _run_remove,

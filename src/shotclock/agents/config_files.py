@@ -30,13 +30,26 @@ from ..core.visible_text import visible
 from ..store.home import FILE_MODE, make_private_directory, state_home
 from ..terminal.drawing import Draw
 from ..terminal.output import ask_person, is_terminal, raise_on_stop, write_quietly
+from ..terminal.parser import flag
 from ..terminal.subcommand import TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer
+from .config_editor import ConfigEditor, ConfigSyntax
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+Edit = Callable[[ConfigEditor], None]
+
+_CHANGED_SINCE = "The file was changed since its installation: only the entries of shotclock are removed."
 FOLDER = "agents"
 NEW_FILE_MODE = 0o666  # less the umask
+
+
+# The options of every installer.
+SCOPE = (
+    flag("--user", "Change the configuration of this user, for all projects (the default)."),
+    flag("--project", "Change the configuration of the project in this folder.", excludes=("--user",)),
+)
+YES = flag("--yes", "Do not ask.")
 
 
 @value
@@ -68,7 +81,7 @@ class ConfigChange:
 
 
 @value
-class KeptText:
+class Backup:
     """The text of a file before an installation, the digest of the text after it, and the folders made for it."""
 
     path: Path
@@ -78,9 +91,9 @@ class KeptText:
     """The innermost first."""
 
     @classmethod
-    def read(cls, owner: str, file: Path) -> KeptText | None:
+    def read(cls, owner: str, file: Path) -> Backup | None:
         """Return the record of an installation, or None where it is missing or damaged."""
-        path = kept_file(owner, file)
+        path = backup_path(owner, file)
         try:
             kept = json.loads(path.read_bytes())
             before, after = kept["before"], kept["after"]
@@ -89,7 +102,7 @@ class KeptText:
             return None
         return cls(path, before, after, folders) if isinstance(before, str | None) else None
 
-    def describes(self, text: str | None) -> bool:
+    def matches(self, text: str | None) -> bool:
         """Return whether this is the text that the installation wrote."""
         return text is not None and _digest(text) == self.after_digest
 
@@ -99,9 +112,59 @@ class KeptText:
         _replace_file(self.path, json.dumps(content, indent=2) + "\n", FILE_MODE)
 
 
-def kept_file(owner: str, file: Path) -> Path:
-    """Return the place of the kept text of a file."""
+def backup_path(owner: str, file: Path) -> Path:
+    """Return the place of the backup of a file."""
     return state_home(os.environ) / FOLDER / f"{owner}-{_digest(os.path.realpath(file))[:16]}.json"
+
+
+@value
+class ConfigPlace:
+    """A file of an agent with entries of an installation."""
+
+    owner: str
+    """The name of the installation. With the file it names the backup."""
+    reader: str
+    """The title of the agent."""
+    file: Path
+    syntax: ConfigSyntax
+    fresh: str = ""
+    """The text of a new file. Without one, an empty file stays empty."""
+
+    def edit(self, text: str | None) -> ConfigEditor:
+        return ConfigEditor(self.file, self.reader, text, self.syntax, self.fresh)
+
+    def plan_install(self, put: Edit, drop: Edit) -> ConfigChange:
+        """Plan to put entries in. `drop` takes all of them out again."""
+        before, backup = read_text(self.file), Backup.read(self.owner, self.file)
+        original = before
+        if backup is not None and backup.matches(before):
+            original = backup.before
+        elif before is not None:
+            original = self._changed(before, drop)
+        editor = self.edit(before)
+        put(editor)
+        return ConfigChange(str(self.file), before, editor.text, self.owner, keeps=True, original=original)
+
+    def plan_remove(self, drop: Edit, has_ours: Callable[[str], bool] = lambda text: False) -> ConfigChange:
+        """Plan to restore the text from before, or to drop our entries where the file was changed since.
+
+        `has_ours` returns whether a text still has entries, so that the backup is kept.
+        """
+        before, backup = read_text(self.file), Backup.read(self.owner, self.file)
+        if before is None:
+            return ConfigChange(str(self.file), None, None, self.owner)
+        after = self._changed(before, drop)
+        if backup is not None and backup.matches(before):
+            keeps, original = has_ours(after), backup.before
+            restored = after if keeps else original
+            return ConfigChange(str(self.file), before, restored, self.owner, keeps=keeps, original=original)
+        notes = (_CHANGED_SINCE,) if backup is not None and after != before else ()
+        return ConfigChange(str(self.file), before, after, self.owner, notes=notes)
+
+    def _changed(self, text: str, edit: Edit) -> str:
+        editor = replace(self, fresh="").edit(text)
+        edit(editor)
+        return editor.text
 
 
 def draw_change(data: Any, console: Console, verb: str = "wrote") -> None:
@@ -169,14 +232,14 @@ def _ask(plan: ConfigChange) -> bool:
 def write_change(plan: ConfigChange) -> Outcome:
     """Write the file and the text for a removal. Raises Failure where the file was changed since the plan."""
     file = Path(plan.file)
-    record, old = kept_file(plan.owner, file), KeptText.read(plan.owner, file)
+    record, old = backup_path(plan.owner, file), Backup.read(plan.owner, file)
     made = old.folders if old is not None else ()
     if read_text(file) != plan.before:
         raise Failure("CONFLICT", f"{file} was changed meanwhile; nothing was written", suggestion="try again")
     try:
         if plan.keeps and plan.after is not None:
             made = tuple(str(folder) for folder in Path(os.path.realpath(file)).parents if not folder.exists()) or made
-            KeptText(record, plan.original, _digest(plan.after), made).write(file)
+            Backup(record, plan.original, _digest(plan.after), made).write(file)
         _replace_file(file, plan.after)
         if not plan.keeps:
             for folder in made:

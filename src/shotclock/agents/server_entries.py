@@ -1,156 +1,87 @@
-"""The words of `shotclock wrap` in the entry of a server: put in, changed, and taken out, in the text of a file.
-
-The words come before the arguments, and the text of the command moves behind them as it is written. So the words can be
-taken out again without a trace, also after other changes to the file.
-"""
+"""The servers in the file of an MCP client, and whether `shotclock wrap` is before their commands."""
 
 from __future__ import annotations
 
-import copy
-import json
-import re
+import os
+from enum import StrEnum
 from typing import Any
 
-from ..core.errors import Failure
-from .json_text import Path, TextItem
-from .mcp_clients import ConfigSyntax, ServerEntry
+from ..core.value_types import value
+from .known_agents import McpClient
 
-_END_OF_LIST = re.compile(r"\s*,")
-_BETWEEN_MEMBERS = re.compile(r"[\s,]*")
-
-
-def read_config(file: str, text: str, syntax: ConfigSyntax) -> Any:
-    """Return the data of a file. Raises Failure with its mistake."""
-    try:
-        plain = syntax.blank_comments(text)
-        data = syntax.parse(plain) if plain.strip() else {}
-    except ValueError as error:
-        raise Failure("CONFLICT", f"{file} was left as it is: {error}", suggestion="correct it first") from None
-    if not isinstance(data, dict):
-        raise Failure("CONFLICT", f"{file} was left as it is: it is not an object", suggestion="correct it first")
-    return data
+REMOTE_KEYS = ("url", "httpUrl", "serverUrl")
+LOCAL_TYPES = (None, "stdio", "local")
 
 
-class ConfigEditor:
-    """The text of a file while entries of servers are changed in it."""
-
-    def __init__(self, file: str, text: str, syntax: ConfigSyntax) -> None:
-        self.text: str = text
-        self._file, self._syntax = file, syntax
-        self._plain = syntax.blank_comments(text)
-        """The text without comments, with everything in the same places."""
-        self._expected = read_config(file, text, syntax)
-        self._changed: list[tuple[str, ...]] = []
-
-    def wrap(self, entry: ServerEntry, program: str, words: list[str]) -> None:
-        """Put a program and its words before a server, or in place of those that are there."""
-        count = entry.wrap_length
-        behind = entry.command if count is None else entry.command[1 + count :]
-        self._expect(entry, [program, *words, *behind])
-        command = self._place(entry, "command")
-        if count is None:
-            self._insert_words(entry, command, [*map(_quoted, words), self._raw(command)])
-        else:
-            items = self._arguments(entry)
-            self._replace(items[0].start, items[count - 1].end, ", ".join(map(_quoted, words)))
-        command = self._place(entry, "command")
-        self._replace(command.value_start, command.end, _quoted(program))
-
-    def unwrap(self, entry: ServerEntry, *, had_args: bool) -> None:
-        """Take the words out of an entry that has them. A list that becomes empty stays if the server `had_args`."""
-        count = entry.wrap_length or 0
-        self._expect(entry, entry.command[1 + count :])
-        items = self._arguments(entry)
-        raw = self._raw(items[count])
-        command = self._place(entry, "command")
-        self._replace(command.value_start, command.end, raw)
-        items, command = self._arguments(entry), self._place(entry, "command")
-        arguments = self._place(entry, "args")
-        if len(items) > count + 1:
-            self._replace(items[0].start, items[count + 1].start, "")
-        elif not had_args and _BETWEEN_MEMBERS.fullmatch(
-            self.text, arguments.end, command.start
-        ):  # as `wrap` writes it
-            self._replace(arguments.start, command.start, "")
-        else:
-            comma = _END_OF_LIST.match(self.text, items[-1].end)
-            self._replace(items[0].start, items[-1].end if comma is None else comma.end(), "")
-
-    def finish(self) -> str:
-        """Return the new text. Raises Failure unless only the commands of the changed entries differ."""
-        try:
-            found = self._syntax.parse(self._syntax.blank_comments(self.text)) if self._changed else self._expected
-            for path in self._changed:
-                _inside(found, path).setdefault("args", [])
-        except (ValueError, KeyError, TypeError):
-            found = None
-        if found != self._expected:
-            raise self._not_editable(self._changed[-1])
-        return self.text
-
-    def _expect(self, entry: ServerEntry, command: list[str]) -> None:
-        if not self._changed:
-            self._expected = copy.deepcopy(self._expected)
-        self._changed.append(entry.path)
-        expected = _inside(self._expected, entry.path)
-        expected["command"], expected["args"] = command[0], command[1:]
-
-    def _insert_words(self, entry: ServerEntry, command: TextItem, quoted: list[str]) -> None:
-        line_end = "\r\n" if "\r\n" in self.text else "\n"
-        if "args" not in entry.content:
-            label = self._plain[command.start : command.value_start]
-            prefix, _, rest = label.rpartition("command")
-            indent = _indent_before(self.text, command.start)
-            comma = "," if ":" in rest or indent is None else ""  # lines of TOML have none
-            after = " " if indent is None else f"{line_end}{indent}"
-            self._replace(command.start, command.start, f"{prefix}args{rest}[{', '.join(quoted)}]{comma}{after}")
-            return
-        arguments, items = self._place(entry, "args"), self._arguments(entry)
-        at, after = arguments.value_start + 1, ""
-        if items:
-            at = items[0].start
-            indent = _indent_before(self.text, at)
-            after = ", " if indent is None else f",{line_end}{indent}"
-        self._replace(at, at, ", ".join(quoted) + after)
-
-    def _place(self, entry: ServerEntry, key: str) -> TextItem:
-        path: Path = (*entry.path, key)
-        try:
-            found = self._syntax.locate(self._plain, path)
-        except (ValueError, IndexError):
-            found = None
-        if found is None:
-            raise self._not_editable(entry.path)
-        return found
-
-    def _arguments(self, entry: ServerEntry) -> list[TextItem]:
-        return self._syntax.list_items(self._plain, self._place(entry, "args").value_start)
-
-    def _raw(self, item: TextItem) -> str:
-        return self.text[item.value_start : item.end]
-
-    def _replace(self, start: int, end: int, text: str) -> None:
-        self.text = self.text[:start] + text + self.text[end:]
-        self._plain = self._syntax.blank_comments(self.text)
-
-    def _not_editable(self, path: tuple[str, ...]) -> Failure:
-        message = f"{self._file} was left as it is: the entry of {path[-1]!r} cannot be changed in place"
-        return Failure("CONFLICT", message, suggestion="leave the server out with --server, or write the entry by hand")
+class ServerState(StrEnum):
+    PLAIN = "not wrapped"
+    WRAPPED = "wrapped"
+    LEFT = "left as it is"
 
 
-def _inside(data: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        data = data[key]
-    return data
+@value
+class ServerEntry:
+    """A server in the file of a client."""
+
+    path: tuple[str, ...]
+    content: Any
+
+    @property
+    def name(self) -> str:
+        return self.path[-1]
+
+    @property
+    def project(self) -> str | None:
+        """The folder of the project for which Claude Code has the server in the user's file."""
+        return self.path[1] if self.path[0] == "projects" else None
+
+    @property
+    def command(self) -> list[str]:
+        """The program and its arguments. Only for an entry without an obstacle."""
+        return [self.content["command"], *self.content.get("args", [])]
+
+    @property
+    def obstacle(self) -> str:
+        """The reason why the entry cannot be wrapped, or nothing."""
+        if not isinstance(self.content, dict):
+            return "it is not a table of settings"
+        if any(self.content.get(key) for key in REMOTE_KEYS) or self.content.get("type") not in LOCAL_TYPES:
+            return "it is not reached over stdin and stdout"
+        command, arguments = self.content.get("command"), self.content.get("args", [])
+        if not isinstance(command, str) or not command:
+            return "its command is not a text"
+        if not isinstance(arguments, list) or not all(isinstance(word, str) for word in arguments):
+            return "its args are not a list of texts"
+        if self._runs_us and self.wrap_length is None:
+            return "it was wrapped by hand"
+        return ""
+
+    @property
+    def _runs_us(self) -> bool:
+        return os.path.basename(self.command[0]) == "shotclock" and self.command[1:2] == ["wrap"]
+
+    @property
+    def wrap_length(self) -> int | None:
+        """The number of arguments that an installation added before the command of the server. None: none."""
+        arguments = self.command[1:]
+        is_ours = self._runs_us and os.path.isabs(self.command[0]) and arguments[1:2] and "--" in arguments[:-1]
+        return arguments.index("--") + 1 if is_ours and arguments[1].startswith("--name") else None
+
+    @property
+    def state(self) -> ServerState:
+        if self.obstacle:
+            return ServerState.LEFT
+        return ServerState.PLAIN if self.wrap_length is None else ServerState.WRAPPED
+
+    def as_data(self) -> dict[str, object]:
+        return {"name": self.name, "project": self.project, "state": self.state.value, "reason": self.obstacle or None}
 
 
-def _quoted(word: str) -> str:
-    """Return a text in quotes that JSON and TOML read alike."""
-    return json.dumps(word, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _indent_before(text: str, at: int) -> str | None:
-    """Return the white space between the start of the line and this place. None: something else is there."""
-    before = text[text.rfind("\n", 0, at) + 1 : at]
-    before = before.removeprefix("\ufeff")
-    return before if not before.strip() else None
+def list_servers(client: McpClient, data: Any) -> list[ServerEntry]:
+    """Return every server of a file, with those of Claude Code's projects."""
+    projects = data.get("projects") if client.name == "claude" else None
+    folders = projects.items() if isinstance(projects, dict) else ()
+    places: list[tuple[tuple[str, ...], Any]] = [((), data), *((("projects", name), each) for name, each in folders)]
+    tables = [((*path, client.table), each.get(client.table)) for path, each in places if isinstance(each, dict)]
+    named = [(path, table) for path, table in tables if isinstance(table, dict)]
+    return [ServerEntry((*path, name), found) for path, table in named for name, found in table.items()]

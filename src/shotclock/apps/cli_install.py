@@ -10,50 +10,97 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..agents import json_text
-from ..agents.coding_agents import ConfigScope
-from ..agents.config_files import ConfigChange, change_file, draw_change, read_text, write_change
+from ..agents.config_editor import ConfigEditor
+from ..agents.config_files import ConfigChange, ConfigPlace, change_file, draw_change, read_text, write_change
 from ..agents.install import program_folder
-from ..agents.mcp_clients import CLIENTS, McpClient
-from ..agents.server_entries import read_config
+from ..agents.known_agents import CLIENTS, ConfigScope, McpClient
 from ..calls.runtime import Runtime
 from ..core.errors import Failure
+from ..core.value_types import replace
 from ..dispatch.invocation import Target, learn, parse_target
 
-_FRESH = "{}\n"
 _NAME = re.compile(r"[\w.-]{1,64}")  # understood by every client
 
 
-def install_in(
-    client: str, scope: str, name: str | None, target: str, words: list[str], yes: bool
+def change_entry(
+    verb: str, client: str, name: str | None, target: str, words: list[str], *, project: bool, yes: bool
 ) -> Callable[[bool], int]:
-    """Return the work that shows the change of the client's file, asks, and writes it."""
-    plan = partial(_plan, CLIENTS[client], ConfigScope(scope), name, target, words)
-    return change_file("serve install", plan, write_change, draw_change, yes=yes)
+    """Return the work of `install` or `remove`: it shows the change of the client's file, asks, and writes it."""
+    scope = ConfigScope.PROJECT if project else ConfigScope.USER
+    plan = partial(_plan_install, words) if verb == "install" else _plan_remove
+    how = partial(draw_change, verb="wrote" if verb == "install" else "removed from")
+    return change_file(f"serve {verb}", partial(plan, CLIENTS[client], scope, name, target), write_change, how, yes=yes)
 
 
-def _plan(client: McpClient, scope: ConfigScope, name: str | None, written: str, words: list[str]) -> ConfigChange:
+def _plan_install(
+    words: list[str], client: McpClient, scope: ConfigScope, name: str | None, served: str
+) -> ConfigChange:
     """Read the App and the file. Raises Failure if the App cannot be served, or the file cannot be changed."""
-    target = parse_target("shotclock.ui.tools:app" if written == "ui" else written)
-    found = asyncio.run(_learn_name(target))
-    name = name or ("ui" if written == "ui" else found)
+    target, shown = _read_target(served)
+    learned = asyncio.run(_learn_name(target))
+    name = name or ("ui" if served == "ui" else learned)
     if not _NAME.fullmatch(name):
         raise Failure("ARG_ERROR", f"--name: {name!r} has other characters than letters, digits, dots and hyphens")
-    place = target.file or target.module or ""
-    shown = written if written == "ui" else f"{place}:{target.attribute}"
-    entry: dict[str, Any] = {"command": os.path.join(program_folder(), "shotclock"), "args": ["serve", shown, *words]}
+    plan = plan_entry(client, scope, name, [shown, *words])
+    is_of_module = target.module is not None and served != "ui"
+    note = f"{target.module} has to be importable by the Python of shotclock, from any folder."
+    return replace(plan, notes=(*plan.notes, *([note] if is_of_module else [])))
+
+
+def plan_entry(client: McpClient, scope: ConfigScope, name: str, words: list[str]) -> ConfigChange:
+    """Plan the entry of a server. Raises Failure if the file cannot be changed."""
+    entry: dict[str, Any] = {"command": os.path.join(program_folder(), "shotclock"), "args": ["serve", *words]}
     if client.name == "vscode":
         entry = {"type": "stdio", **entry}
-    file = client.file(scope, os.environ, Path.cwd())
-    before = read_text(file)
-    after = put_server(str(file), before, (client.table, name), entry)
-    notes = []
-    if scope is ConfigScope.PROJECT:
-        notes.append("The path of shotclock is one of this machine: do not commit the file.")
-    if target.module is not None and written != "ui":
-        notes.append(f"{target.module} has to be importable by the Python of shotclock, from any folder.")
+    place, path = _place(client, scope, name), (client.table, name)
+
+    def put(editor: ConfigEditor) -> None:
+        found = editor.read(path)
+        if found is not None and not _serves(found):
+            message = f"{place.file} has another server called {name!r}, and was left as it is"
+            raise Failure("CONFLICT", message, suggestion="give --name with another name")
+        if found != entry:
+            editor.put(path, entry)
+
+    def drop(editor: ConfigEditor) -> None:
+        if _serves(editor.read(path)):
+            editor.drop(path)
+
+    is_of_project = scope is ConfigScope.PROJECT
+    notes = ("The path of shotclock is one of this machine: do not commit the file.",) if is_of_project else ()
     details: dict[str, object] = {"client": client.name, "scope": scope.value, "server": name, "entry": entry}
-    return ConfigChange(str(file), before, after, f"serve-{client.name}", details, notes=tuple(notes))
+    return replace(place.plan_install(put, drop), details=details, notes=notes)
+
+
+def _plan_remove(client: McpClient, scope: ConfigScope, name: str | None, served: str) -> ConfigChange:
+    return plan_removal(client, scope, name, "" if name is not None else _read_target(served)[1])
+
+
+def plan_removal(client: McpClient, scope: ConfigScope, name: str | None, shown: str) -> ConfigChange:
+    """Plan to take the entry of a target out. With a name, the target need not be there any more."""
+    place = _place(client, scope, name or "")
+    text = read_text(place.file)
+    servers = place.edit(text).read((client.table,))
+    ours = {each: entry for each, entry in (servers if isinstance(servers, dict) else {}).items() if _serves(entry)}
+    names = [each for each in ours if each == name or (name is None and ours[each]["args"][1:2] == [shown])]
+    if len(names) > 1:
+        raise Failure("ARG_ERROR", f"{place.file} has it as {', '.join(names)}", suggestion="give --name with one")
+    details: dict[str, object] = {"client": client.name, "scope": scope.value, "server": names[0] if names else None}
+    if not names:
+        return ConfigChange(str(place.file), text, text, place.owner, details)
+    plan = _place(client, scope, names[0]).plan_remove(lambda editor: editor.drop((client.table, names[0])))
+    return replace(plan, details=details)
+
+
+def _place(client: McpClient, scope: ConfigScope, name: str) -> ConfigPlace:
+    file = client.file.path(scope, os.environ, Path.cwd())
+    return ConfigPlace(f"serve-{client.name}-{name}", client.title, file, client.syntax, client.fresh)
+
+
+def _read_target(given: str) -> tuple[Target, str]:
+    """Return the target, and how an entry names it."""
+    target = parse_target("shotclock.ui.tools:app" if given == "ui" else given)
+    return target, given if given == "ui" else f"{target.file or target.module or ''}:{target.attribute}"
 
 
 async def _learn_name(target: Target) -> str:
@@ -63,25 +110,7 @@ async def _learn_name(target: Target) -> str:
         return (await learn(runtime, target)).name
 
 
-def put_server(file: str, before: str | None, path: tuple[str, str], entry: dict[str, Any]) -> str:
-    """Return the text of a file with this entry; comments and all else stay. Raises Failure if that is impossible."""
-    text = json_text.with_object(before, _FRESH)
-    expected = read_config(file, text, json_text)
-    table = expected.get(path[0])
-    if isinstance(table, dict) and path[1] in table and not _is_ours(table[path[1]]):
-        message = f"{file} has another server called {path[1]!r}, and was left as it is"
-        raise Failure("CONFLICT", message, suggestion="give --name with another name")
-    try:
-        after = json_text.put(text, path, entry)
-        expected.setdefault(path[0], {})[path[1]] = entry
-        if json_text.parse(json_text.blank_comments(after)) == expected:
-            return after
-        problem = "the entry cannot be put into it"
-    except (ValueError, TypeError, AttributeError) as error:
-        problem = str(error)
-    raise Failure("CONFLICT", f"{file} was left as it is: {problem}", suggestion="write the entry by hand")
-
-
-def _is_ours(entry: Any) -> bool:
+def _serves(entry: Any) -> bool:
+    """Return whether an entry was written by an installation."""
     arguments = entry.get("args") if isinstance(entry, dict) else None
     return isinstance(arguments, list) and arguments[:1] == ["serve"] and "shotclock" in str(entry.get("command"))

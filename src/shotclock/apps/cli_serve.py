@@ -18,7 +18,7 @@ from ..terminal.subcommand import Mistaken, deliver, problem_in, run_subcommand,
 from .server.serve import Options, options_of, serve_inbox, serve_shell, serve_target
 from .server.shell_jobs import ShellLimits
 
-INSTALLABLE = ("claude", "cursor", "vscode")
+INSTALLABLE = ("claude", "codex", "cursor", "vscode", "gemini")
 FILES_VARIABLE = "SHOTCLOCK_UI_FILES"  # read by shotclock.ui.tools, in another process
 
 
@@ -48,7 +48,9 @@ def _serve(
     http: str | None,
     json_only: bool,
     install: str | None,
-    scope: str,
+    remove: str | None,
+    user: bool,
+    project: bool,
     name: str | None,
     yes: bool,
     files: str | None,
@@ -60,7 +62,11 @@ def _serve(
             raise Mistaken({"files": "belongs to the target ui"})
         if not os.path.isdir(files):
             raise Mistaken({"files": f"{files!r} is no folder"})
-    if install is not None:
+    if install is None and remove is None:
+        given = {"user": user, "project": project, "name": name is not None, "yes": yes}
+        if alone := [each for each in given if given[each]]:
+            raise Mistaken({each: f"--{each} needs --install or --remove" for each in alone})
+    else:
         words = [f"--{each}" for each in ("elicitation", "reload") if values[each]]
         words += [] if files is None else ["--files", os.path.abspath(files)]
         for option_name in ("operation_timeout", "operation_timeout_ms"):
@@ -68,9 +74,10 @@ def _serve(
                 words += [f"--{option_name.replace('_', '-')}", str(values[option_name])]
         if values["result_limit"] != LONGEST_CONTENT:
             words += ["--result-limit", str(values["result_limit"])]
-        from .cli_install import install_in  # a server does without it
+        from .cli_install import change_entry  # a server does without it
 
-        work = install_in(install, scope, name, target, words, yes)
+        verb, client = ("install", install) if install is not None else ("remove", remove or "")
+        work = change_entry(verb, client, name, target, words, project=project, yes=yes)
         return lambda as_json: work(as_json or json_only)
     if target == "ui":
         os.environ.pop(FILES_VARIABLE, None)  # only the option opens a folder
@@ -192,21 +199,22 @@ COMMANDS = {
             option(
                 "--install",
                 "CLIENT",
-                "Do not serve: show the entry of this server in the configuration of an MCP client (claude, cursor or "
-                "vscode), ask, and write it.",
+                "Do not serve: show the entry of this server in the configuration of an MCP client (claude, codex, "
+                "cursor, vscode or gemini), ask, and write it.",
                 choices=INSTALLABLE,
                 excludes=("--http", "--on"),
             ),
             option(
-                "--scope",
-                "SCOPE",
-                "With --install: user, the configuration for all projects, or project, the one of this folder.",
-                choices=("user", "project"),
-                default="user",
-                needs="--install",
+                "--remove",
+                "CLIENT",
+                "Do not serve: restore the configuration of the client as it was before --install.",
+                choices=INSTALLABLE,
+                excludes=("--install", "--http", "--on"),
             ),
-            option("--name", "NAME", "With --install: the server's name. Default: the App's.", needs="--install"),
-            flag("--yes", "With --install: do not ask.", needs="--install"),
+            flag("--user", "With --install and --remove: the configuration for all projects (the default)."),
+            flag("--project", "With --install and --remove: the one of this folder.", excludes=("--user",)),
+            option("--name", "NAME", "With --install and --remove: the server's name. Default: the App's."),
+            flag("--yes", "With --install and --remove: do not ask."),
             *engine_options(
                 "With --http: show and decide the proposals of runs on Temporal as well: "
                 "temporal://HOST:PORT[/NAMESPACE]."

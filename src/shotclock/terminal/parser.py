@@ -293,6 +293,10 @@ class _LineReader:
                 self._read_option(self._options[name], name, text if equals else None)
             elif (chooser := self._option_with(name.removeprefix("--"))) is not None:
                 self._line.refuse(name, f"unknown option; did you mean {chooser.name} {name.removeprefix('--')}?")
+            elif (meant := f"--{text if equals else next(iter(self._rest), '')}") in self._options:
+                self._line.refuse(name, f"unknown option; did you mean {meant}?")  # --scope project for --project
+                if not equals:
+                    self._rest.popleft()
             else:
                 nearest = self._line.refuse_unknown(name, [*self._options, "--help"], self._hint)
                 if not equals:

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..agents.coding_agents import ConfigScope
-from ..agents.config_files import ConfigChange, KeptText, change_file, draw_change, kept_file, read_text, write_change
+from ..agents.config_editor import ConfigEditor
+from ..agents.config_files import (
+    SCOPE,
+    YES,
+    Backup,
+    ConfigChange,
+    ConfigPlace,
+    Edit,
+    backup_path,
+    change_file,
+    draw_change,
+    read_text,
+    write_change,
+)
 from ..agents.install import program_folder
-from ..agents.mcp_clients import CLIENTS, McpClient, ServerEntry, ServerState, list_servers
-from ..agents.server_entries import ConfigEditor, read_config
+from ..agents.known_agents import CLIENTS, ConfigScope, McpClient
+from ..agents.server_entries import ServerEntry, ServerState, list_servers
 from ..calls.call import Outcome
 from ..core.errors import Ending, Failure
 from ..core.limits import format_duration
 from ..core.value_types import replace, value
 from ..core.visible_text import visible
 from ..terminal.drawing import styled
-from ..terminal.parser import CommandTable, Subcommand, argument, flag, is_option, nearest_of, option, read
+from ..terminal.parser import CommandTable, Subcommand, argument, is_option, nearest_of, option, read
 from ..terminal.subcommand import JSON, ChildWork, Mistaken, drawn, run_subcommand, run_table
 from ._limits import DEFAULT_TIMEOUT_MS
 from .cli import COMMAND as WRAP
@@ -68,7 +81,7 @@ class WrapOptions:
 
 
 @value
-class ConfigPlace:
+class ServersFile:
     """The file of a client that an installation changes."""
 
     client: McpClient
@@ -76,86 +89,82 @@ class ConfigPlace:
     file: Path
 
     @classmethod
-    def find(cls, client: McpClient, scope: str, file: str | None) -> ConfigPlace:
+    def find(cls, client: McpClient, *, project: bool, file: str | None = None) -> ServersFile:
         if file is not None:
             return cls(client, None, Path(file).absolute())
-        return cls(client, ConfigScope(scope), client.file(ConfigScope(scope), os.environ, Path.cwd()))
+        scope = ConfigScope.PROJECT if project else ConfigScope.USER
+        return cls(client, scope, client.file.path(scope, os.environ, Path.cwd()))
 
     @property
-    def owner(self) -> str:
-        return f"wrap-{self.client.name}"
+    def place(self) -> ConfigPlace:
+        return ConfigPlace(f"wrap-{self.client.name}", self.client.title, self.file, self.client.syntax)
 
     def servers_in(self, text: str | None) -> list[ServerEntry]:
-        return list_servers(self.client, read_config(str(self.file), text or "", self.client.syntax))
+        return list_servers(self.client, self.place.edit(text).data)
 
-    def change(self, before: str | None, after: str | None, notes: list[str], **more: Any) -> ConfigChange:
+    def answer(self, change: ConfigChange, notes: Iterable[str] = ()) -> ConfigChange:
         details: dict[str, object] = {
             "client": self.client.name,
             "scope": None if self.scope is None else self.scope.value,
-            "servers": [entry.as_data() for entry in self.servers_in(after)],
-            "backup": str(kept_file(self.owner, self.file)) if more.get("keeps") else None,
+            "servers": [entry.as_data() for entry in self.servers_in(change.after)],
+            "backup": str(backup_path(self.place.owner, self.file)) if change.keeps else None,
         }
-        return ConfigChange(str(self.file), before, after, self.owner, details, notes=tuple(notes), **more)
+        return replace(change, details=details, notes=(*notes, *change.notes))
 
 
-def plan_install(place: ConfigPlace, names: list[str], options: WrapOptions) -> ConfigChange:
-    program = os.path.join(program_folder(), "shotclock")
-    before, record = read_text(place.file), KeptText.read(place.owner, place.file)
-    if before is None:
-        hint = "name the file with --file, or the other scope with --scope"
-        raise Failure("FILE_NOT_FOUND", f"{place.client.title} has no file {place.file}", suggestion=hint)
-    editor, notes = ConfigEditor(str(place.file), before, place.client.syntax), list[str]()
-    for entry in _choose(place, before, names):
-        if entry.obstacle:
-            continue
-        words = options.for_server(place.client, entry)
-        if entry.wrap_length is not None and not options.words:
-            words = entry.command[1 : 1 + entry.wrap_length]
-        elif note := options.warn(place.client, entry):
-            notes.append(note)
-        if entry.command[: 1 + len(words)] != [program, *words]:
-            editor.wrap(entry, program, words)
-    if place.scope is ConfigScope.PROJECT:
+def plan_install(servers: ServersFile, names: list[str], options: WrapOptions) -> ConfigChange:
+    program, client, notes = os.path.join(program_folder(), "shotclock"), servers.client, list[str]()
+    if read_text(servers.file) is None:
+        hint = "name the file with --file, or the one of the project with --project"
+        raise Failure("FILE_NOT_FOUND", f"{client.title} has no file {servers.file}", suggestion=hint)
+
+    def put(editor: ConfigEditor) -> None:
+        for entry in _choose(servers, editor, names):
+            if entry.obstacle:
+                continue
+            count, words = entry.wrap_length or 0, options.for_server(client, entry)
+            if count and not options.words:
+                words = entry.command[1 : 1 + count]
+            elif note := options.warn(client, entry):
+                notes.append(note)
+            if entry.command[: 1 + len(words)] != [program, *words]:
+                editor.wrap(entry.path, program, words, count)
+
+    change = servers.place.plan_install(put, _dropping(servers, []))
+    if servers.scope is ConfigScope.PROJECT:
         notes.append("The path of shotclock is one of this machine: do not commit the file.")
-    kept = record is not None and record.describes(before)
-    original = record.before if record is not None and kept else _unwrap(place, before, [], record)
-    return place.change(before, editor.finish(), notes, keeps=True, original=original)
+    return servers.answer(change, notes)
 
 
-def plan_remove(place: ConfigPlace, names: list[str]) -> ConfigChange:
-    before, record = read_text(place.file), KeptText.read(place.owner, place.file)
-    if before is None:
-        return place.change(None, None, [])
-    is_ours = record is not None and record.describes(before)
-    after = _unwrap(place, before, names, record)
-    wrapped = [entry for entry in place.servers_in(after) if entry.state is ServerState.WRAPPED]
-    if record is not None and is_ours:
-        return place.change(
-            before, after if wrapped else record.before, [], keeps=bool(wrapped), original=record.before
-        )
-    note = "The file was changed since its installation: only the words of shotclock are removed."
-    return place.change(before, after, [note] if record is not None and after != before else [])
+def plan_remove(servers: ServersFile, names: list[str]) -> ConfigChange:
+    def has_ours(text: str) -> bool:
+        return any(entry.state is ServerState.WRAPPED for entry in servers.servers_in(text))
+
+    return servers.answer(servers.place.plan_remove(_dropping(servers, names), has_ours))
 
 
-def _unwrap(place: ConfigPlace, text: str, names: list[str], record: KeptText | None) -> str:
-    """Return the text with the servers of these names as they were, or all of them."""
-    editor = ConfigEditor(str(place.file), text, place.client.syntax)
-    originals = place.servers_in(record.before) if record is not None else []
+def _dropping(servers: ServersFile, names: list[str]) -> Edit:
+    """Return the edit that restores the servers of these names, or all of them."""
+    backup = Backup.read(servers.place.owner, servers.file)
+    originals = [] if backup is None else servers.servers_in(backup.before)
     had_args = {entry.path for entry in originals if isinstance(entry.content, dict) and "args" in entry.content}
-    for entry in _choose(place, text, names):
-        if entry.state is ServerState.WRAPPED:
-            editor.unwrap(entry, had_args=entry.path in had_args)
-    return editor.finish()
+
+    def drop(editor: ConfigEditor) -> None:
+        for entry in _choose(servers, editor, names):
+            if entry.state is ServerState.WRAPPED:
+                editor.unwrap(entry.path, entry.wrap_length or 0, keeps_list=entry.path in had_args)
+
+    return drop
 
 
-def _choose(place: ConfigPlace, text: str, names: list[str]) -> list[ServerEntry]:
+def _choose(servers: ServersFile, editor: ConfigEditor, names: list[str]) -> list[ServerEntry]:
     """Return the entries of these names, or all. Raises Failure for a name that is not there."""
-    found = place.servers_in(text)
+    found = list_servers(servers.client, editor.data)
     for name in names:
         if all(entry.name != name for entry in found):
             known = ", ".join(dict.fromkeys(entry.name for entry in found))
             there = f"there are {known}" if known else "there are none"
-            raise Failure("NOT_FOUND", f"there is no server {name!r} in {place.file}; {there}")
+            raise Failure("NOT_FOUND", f"there is no server {name!r} in {servers.file}; {there}")
     return [entry for entry in found if not names or entry.name in names]
 
 
@@ -195,16 +204,18 @@ def _install_words(words: list[str]) -> int:
     return run_subcommand(TABLE.name, command, own)
 
 
-def _run_install(words: list[str], client: str, scope: str, file: str | None, server: list[str], yes: bool) -> Any:
+def _run_install(
+    words: list[str], client: str, user: bool, project: bool, file: str | None, server: list[str], yes: bool
+) -> Any:
     options = _read_options(words, server)
-    place = ConfigPlace.find(CLIENTS[client], scope, file)
-    plan = partial(plan_install, place, server, options)
+    servers = ServersFile.find(CLIENTS[client], project=project, file=file)
+    plan = partial(plan_install, servers, server, options)
     return change_file("wrap install", plan, write_change, partial(_draw_change, "wrote"), yes=yes)
 
 
-def _run_remove(client: str, scope: str, file: str | None, server: list[str], yes: bool) -> Any:
-    place = ConfigPlace.find(CLIENTS[client], scope, file)
-    plan = partial(plan_remove, place, server)
+def _run_remove(client: str, user: bool, project: bool, file: str | None, server: list[str], yes: bool) -> Any:
+    servers = ServersFile.find(CLIENTS[client], project=project, file=file)
+    plan = partial(plan_remove, servers, server)
     return change_file("wrap remove", plan, write_change, partial(_draw_change, "removed from"), yes=yes)
 
 
@@ -212,13 +223,13 @@ def _run_status(client: str | None) -> ChildWork:
     chosen = tuple(CLIENTS.values()) if client is None else (CLIENTS[client],)
 
     def body() -> Outcome:
-        places = [ConfigPlace.find(each, scope, None) for each in chosen for scope in ConfigScope]
-        return Outcome(Ending.FINISHED, data={"clients": [_describe(place) for place in places]})
+        files = [ServersFile.find(each, project=project) for each in chosen for project in (False, True)]
+        return Outcome(Ending.FINISHED, data={"clients": [_describe(each) for each in files]})
 
     return ChildWork("wrap status", body, show=drawn(_draw_clients))
 
 
-def _describe(place: ConfigPlace) -> dict[str, object]:
+def _describe(place: ServersFile) -> dict[str, object]:
     """Return the servers of a file. A file that cannot be read has a problem instead."""
     text, servers, problem = None, list[dict[str, object]](), None
     try:
@@ -256,28 +267,21 @@ def _draw_servers(servers: Any, console: Console) -> None:
 _NAMES = ", ".join(CLIENTS)
 _CLIENT = argument("client", f"The client: {_NAMES}.", choices=tuple(CLIENTS), missing=f"missing CLIENT: {_NAMES}")
 _WHERE = (
-    option(
-        "--scope",
-        "SCOPE",
-        "user: the configuration for all projects. project: the one of the project in this folder.",
-        choices=tuple(ConfigScope),
-        default="user",
-    ),
-    option("--file", "FILE", "Another file in the form of the client.", excludes=("--scope",)),
+    *SCOPE,
+    option("--file", "FILE", "Another file in the form of the client.", excludes=("--user", "--project")),
     option("--server", "NAME", "Only this server.", repeats=True),
 )
-_YES = flag("--yes", "Do not ask.")
 INSTALL = Subcommand(
     "install",
     "Show how each server of an MCP client would be wrapped, ask, and write it.",
-    (_CLIENT, *_WHERE, _YES, JSON),
+    (_CLIENT, *_WHERE, YES, JSON),
     main=_install_words,
     usage="CLIENT [OPTIONS] [OPTIONS OF WRAP]",
     description="Put `shotclock wrap --name NAME` and the options of `shotclock wrap` that you give before the command "
     "of each server in the configuration of a client. Everything else in the file stays as it is, comments too.",
     epilogue="""\
   shotclock wrap install codex
-  shotclock wrap install claude --scope project --server github --ask destructive
+  shotclock wrap install claude --project --server github --ask destructive
 
 Servers that are reached over HTTP are left as they are. A server that is wrapped already gets the options that you
 give now; without any, it is left as it is. Where the client stops waiting for a call before our default of 10m, the
@@ -287,7 +291,7 @@ the entry of the server sets less. The old text is kept for `shotclock wrap remo
 REMOVE = Subcommand(
     "remove",
     "Restore the servers of an MCP client as they were before the installation.",
-    (_CLIENT, *_WHERE, _YES, JSON),
+    (_CLIENT, *_WHERE, YES, JSON),
     _run_remove,
     description="Restore the file as it was before the installation, byte for byte. If it was changed since, only the "
     "words of shotclock are removed.",

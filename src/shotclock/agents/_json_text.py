@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ..core.value_types import value
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -20,6 +20,8 @@ _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 _COMMENT = re.compile(rf"{_STRING}|//[^\r\n]*|/\*.*?\*/", re.DOTALL)
 _LAST_COMMA = re.compile(rf"{_STRING}|,(?=\s*[}}\]])", re.DOTALL)
 _REST_OF_LINE = re.compile(r"[ \t]*//[^\r\n]*")
+_END_OF_LIST = re.compile(r"\s*,")
+_BETWEEN_MEMBERS = re.compile(r"[\s,]*")
 _VISIBLE = re.compile(r"[^\r\n]")
 
 
@@ -38,14 +40,17 @@ def blank_comments(text: str) -> str:
 
     Every other character keeps its place, so that places in this text are places in the original.
     """
-    plain = without_comments(f" {text[1:]}" if text.startswith("\ufeff") else text)
-    return plain if _is_json(plain) else _LAST_COMMA.sub(_blank, plain)
+    return _blank_last_commas(without_comments(f" {text[1:]}" if text.startswith("\ufeff") else text))
 
 
 def without_comments(text: str) -> str:
     """Return the text with spaces in place of comments alone."""
     # Mostly there are none, and it is much faster: Claude Code's file may have megabytes.
     return text if _is_json(text) else _COMMENT.sub(_blank, text)
+
+
+def _blank_last_commas(text: str) -> str:
+    return text if _is_json(text) else _LAST_COMMA.sub(_blank, text)
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -67,14 +72,6 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def parse(text: str) -> Any:
-    """Return the value of a text without comments. Raises ValueError with its mistake."""
-    try:
-        return json.loads(text, object_pairs_hook=_read_members)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
 def _read_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for name, item in members:
@@ -82,17 +79,6 @@ def _read_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"it has {name!r} twice in one object, and programs differ in the one that counts")
         content[name] = item
     return content
-
-
-def locate(text: str, path: Path) -> TextItem | None:
-    """Return the place of the value at a path, which is not empty, of a valid text. None: there is none."""
-    at, item = _skip(text, 0), None
-    for key in path:
-        item = _find(list_items(text, at), key) if text[at] in "{[" else None
-        if item is None:
-            return None
-        at = item.value_start
-    return item
 
 
 def list_items(text: str, at: int) -> list[TextItem]:
@@ -114,7 +100,7 @@ def list_items(text: str, at: int) -> list[TextItem]:
     return found
 
 
-def put(text: str, path: Path, content: object) -> str:
+def put(text: str, path: KeyPath, content: object) -> str:
     """Return the text with this value at the path. Missing objects and lists on the way are made.
 
     An index right after the last element of a list appends to it. Raises ValueError where something else is in the way.
@@ -136,7 +122,7 @@ def put(text: str, path: Path, content: object) -> str:
     return text[:at] + _indented(content, _unit(plain), _line_indent(text, at)) + text[end:]
 
 
-def drop(text: str, path: Path) -> str:
+def drop(text: str, path: KeyPath) -> str:
     """Return the text without the value at the path, and without the objects and lists that become empty.
 
     Comments around it stay.
@@ -180,17 +166,6 @@ def _find_comma(text: str, start: int, end: int) -> int:
 def _without_comma(text: str, start: int, end: int) -> str:
     comma = _find_comma(text, start, end)
     return text[start:end] if comma < 0 else text[start:comma] + text[comma + 1 : end]
-
-
-def read(text: str, path: Path) -> Any:
-    """Return the value at the path, or None. Raises ValueError and RecursionError."""
-    found: Any = json.loads(blank_comments(text))
-    for key in path:
-        is_there = key in found if isinstance(found, dict) else isinstance(found, list) and key in range(len(found))
-        if not is_there:
-            return None
-        found = found[key]
-    return found
 
 
 def _skip(text: str, at: int) -> int:
@@ -243,3 +218,85 @@ def _unit(text: str) -> str:
     """Return one step of the indentation of this file."""
     match = re.search(r"\{[ \t]*\r?\n([ \t]+)", text)
     return match[1] if match is not None else _USUAL_INDENT
+
+
+def wrap(text: str, path: KeyPath, program: str, words: list[str], count: int) -> str:
+    place, written = _members(text, path)["command"], ", ".join(map(_quoted, words))
+    if count:
+        items = _arguments(text, path)
+        text = text[: items[0].start] + written + text[items[count - 1].end :]
+    else:
+        text = _insert_words(text, path, f"{written}, {text[place.value_start : place.end]}")
+    place = _members(text, path)["command"]
+    return text[: place.value_start] + _quoted(program) + text[place.end :]
+
+
+def unwrap(text: str, path: KeyPath, count: int, *, keeps_list: bool) -> str:
+    moved, place = _arguments(text, path)[count], _members(text, path)["command"]
+    text = text[: place.value_start] + text[moved.start : moved.end] + text[place.end :]
+    members, items = _members(text, path), _arguments(text, path)
+    start, after = items[0].start, members["command"].start
+    if len(items) > count + 1:
+        return text[:start] + text[items[count + 1].start :]
+    if not keeps_list and _BETWEEN_MEMBERS.fullmatch(text, members["args"].end, after):  # as `wrap` writes it
+        return text[: members["args"].start] + text[after:]
+    comma = _END_OF_LIST.match(text, items[-1].end)
+    return text[:start] + text[items[-1].end if comma is None else comma.end() :]
+
+
+def _insert_words(text: str, path: KeyPath, words: str) -> str:
+    end_of_line = "\r\n" if "\r\n" in text else "\n"
+    members = _members(text, path)
+    if "args" not in members:
+        at = members["command"].start
+        indent = _indent_before(text, at)
+        return f'{text[:at]}"args": [{words}],{" " if indent is None else end_of_line + indent}{text[at:]}'
+    at, after = members["args"].value_start + 1, ""
+    if items := _arguments(text, path):
+        at = items[0].start
+        indent = _indent_before(text, at)
+        after = ", " if indent is None else f",{end_of_line}{indent}"
+    return f"{text[:at]}{words}{after}{text[at:]}"
+
+
+def _members(text: str, path: KeyPath) -> dict[str | int, TextItem]:
+    """Return the members of the object at a path by their names, as they are written. Raises LookupError."""
+    plain = blank_comments(text)
+    at = _skip(plain, 0)
+    for key in path:
+        if (item := _find(list_items(plain, at), key)) is None:
+            raise LookupError(key)
+        at = item.value_start
+    return {item.key: item for item in list_items(plain, at) if plain.startswith(str(item.key), item.start + 1)}
+
+
+def _arguments(text: str, path: KeyPath) -> list[TextItem]:
+    return list_items(blank_comments(text), _members(text, path)["args"].value_start)
+
+
+def _quoted(word: str) -> str:
+    return json.dumps(word, ensure_ascii=False)
+
+
+@value
+class JsonSyntax:
+    """JSON as one program reads it."""
+
+    reads_comments: bool = False
+    reads_last_commas: bool = False
+    reads_byte_order_mark: bool = False
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a file, None of an empty one. Raises ValueError where the program does not read it."""
+        text = text.removeprefix("\ufeff") if self.reads_byte_order_mark else text
+        text = without_comments(text) if self.reads_comments else text
+        text = _blank_last_commas(text) if self.reads_last_commas else text
+        try:
+            return json.loads(text, object_pairs_hook=_read_members) if text.strip() else None
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+
+    put = staticmethod(put)
+    drop = staticmethod(drop)
+    wrap = staticmethod(wrap)
+    unwrap = staticmethod(unwrap)
