@@ -79,8 +79,7 @@ class ModernServer(ReadyServer):
 
 def test_an_error_of_a_server_of_the_same_revision_passes_unchanged() -> None:
     client, server = Lines(), ModernServer()
-    session = ClientSession(ServerLimits(), client, lambda text: None)
-    session.connect(server)
+    session = ClientSession(ServerLimits(), client, lambda text: None, server)
     for id in (1, 2):
         params = {"name": "x", **META}
         session.take_from_client(encode({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))
@@ -94,8 +93,7 @@ def test_an_error_of_a_server_of_the_same_revision_passes_unchanged() -> None:
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_an_error_passes_unchanged_if_discovery_is_not_answered(is_lost: bool) -> None:
     client, server = Lines(), ReadyServer()
-    session = ClientSession(ServerLimits(), client, lambda text: None)
-    session.connect(server)
+    session = ClientSession(ServerLimits(), client, lambda text: None, server)
     session.take_from_client(encode({"jsonrpc": "2.0", "id": 1, "method": "prompts/list", "params": META}))
     line = b'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no"}}\n'
     session.take_from_server(line)

@@ -6,7 +6,7 @@ import pytest
 
 from shotclock.core.limits import NS_PER_MS
 from shotclock.wrap._failures import WrapFailure
-from shotclock.wrap._gate import Gate, GateSettings
+from shotclock.wrap._gate import Policy
 from shotclock.wrap._limits import CallLimits, ServerLimits, ToolLimits, read_tool_limits
 from shotclock.wrap._lines import LONGEST_LINE, LineSplitter
 from shotclock.wrap._messages import RpcMessage, encode
@@ -55,8 +55,7 @@ class ReadyServer:
         return "", 0
 
 
-def no_delete() -> Gate:
-    return Gate(GateSettings(Rules((rule_reader(CallVerdict.DENY)("delete"),))), None, None)
+NO_DELETE = Policy(Rules((rule_reader(CallVerdict.DENY)("delete"),)))
 
 
 def call(id: int, tool: str) -> bytes:
@@ -66,8 +65,7 @@ def call(id: int, tool: str) -> bytes:
 
 def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() -> None:
     client, server, ended = Lines(), ReadyServer(), list[EndedRequest]()
-    session = ClientSession(ServerLimits(), client, lambda text: None, gate=no_delete(), on_ended=ended.append)
-    session.connect(server)
+    session = ClientSession(ServerLimits(), client, lambda text: None, server, policy=NO_DELETE, on_ended=ended.append)
     session.take_from_client(call(1, "delete"))
     session.take_from_client(call(2, "look"))
     session.take_from_server(b'{"jsonrpc":"2.0","id":2,"result":{}}\n')
@@ -80,8 +78,7 @@ def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() ->
 
 def test_a_call_that_is_too_long_does_not_reach_the_server() -> None:
     client, server = Lines(), ReadyServer()
-    session = ClientSession(ServerLimits(), client, lambda text: None, gate=no_delete())
-    session.connect(server)
+    session = ClientSession(ServerLimits(), client, lambda text: None, server, policy=NO_DELETE)
     params = {"name": "look", "arguments": {"text": "x" * LONGEST_LINE}}
     line = encode({"jsonrpc": "2.0", "method": "tools/call", "params": params, "id": "last"})
     for each in LineSplitter().split(line):
@@ -92,17 +89,16 @@ def test_a_call_that_is_too_long_does_not_reach_the_server() -> None:
 
 def test_a_batch_is_refused_and_not_passed_on() -> None:
     client, server = Lines(), ReadyServer()
-    session = ClientSession(ServerLimits(), client, lambda text: None)
-    session.connect(server)
+    session = ClientSession(ServerLimits(), client, lambda text: None, server)
     session.take_from_client(b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]\n')
     assert not server.lines and json.loads(client.lines[0])["error"]["code"] == -32600
 
 
 def test_a_late_list_of_ours_never_reaches_the_client() -> None:
     client, server = Lines(), ReadyServer()
-    gate = Gate(GateSettings(Rules(is_read_only=True)), None, None)
-    session = ClientSession(ServerLimits(list_ms=1), client, lambda text: None, gate=gate)
-    session.connect(server)
+    session = ClientSession(
+        ServerLimits(list_ms=1), client, lambda text: None, server, policy=Policy(Rules(is_read_only=True))
+    )
     session.take_from_client(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n')
     session.take_from_server(b'{"jsonrpc":"2.0","id":1,"result":{"capabilities":{"tools":{}}}}\n')
     session.take_from_client(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')

@@ -9,10 +9,11 @@ from ..supervise.clock import monotonic_ns
 from ..supervise.command_task import Order
 from ..supervise.foreground import TerminalSignals
 from ._catalogue import LastCatalogue
-from ._gate import Gate
+from ._gate import Policy
 from ._lifecycle import ServerLife
 from ._limits import ServerLimits
 from ._lines import LineSplitter
+from ._links import ServerLink
 from ._requests import OnEnded, OnOpen
 from ._server_process import ServerCommand
 from ._session import ClientSession
@@ -34,22 +35,31 @@ class Front:
         signals: TerminalSignals,
         *,
         is_lazy: bool = False,
-        gate: Gate | None = None,
+        policy: Policy | None = None,
         on_ended: OnEnded | None = None,
         on_open: OnOpen | None = None,
         catalogue: LastCatalogue | None = None,
     ) -> None:
         self._signals = signals
-        self._gate = gate
-        self._gate_fd = None if gate is None else gate.fd
         self._is_lazy = is_lazy
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)
-        self._session = ClientSession(
-            limits, self._client, self._notes.write_line, gate=gate, on_ended=on_ended, catalogue=catalogue
-        )
-        self._session.guard.on_open = on_open
-        self._life = ServerLife(command, limits, signals, self._session, self._client, self._notes)
+
+        def make_session(server: ServerLink) -> ClientSession:
+            return ClientSession(
+                limits,
+                self._client,
+                self._notes.write_line,
+                server,
+                policy=policy,
+                on_ended=on_ended,
+                on_open=on_open,
+                catalogue=catalogue,
+            )
+
+        self._life = ServerLife(command, limits, signals, self._notes, make_session)
+        self._session = self._life.session
+        self._gate = self._session.gate
         self._splitter = LineSplitter()
         self._is_client_open = True
         self._next_due_ns = 0
@@ -75,15 +85,14 @@ class Front:
                 self._session.check_limits(now_ns)
                 self._life.check_clocks(now_ns)
         self._client.finish(FLUSH_LIMIT_MS)
-        if self._gate is not None:
-            self._gate.close()
+        self._gate.close()
         self._notes.flush()
 
     def _watch(self) -> None:
         """Choose the descriptors to wait for. A side is not read while the other one is behind."""
         wanted = {self._signals.fd: select.POLLIN}
-        if self._gate_fd is not None:
-            wanted[self._gate_fd] = select.POLLIN
+        if self._gate.fd is not None:
+            wanted[self._gate.fd] = select.POLLIN
         process, writer = self._life.process, self._life.writer
         is_server_behind = writer is not None and writer.is_full
         if self._is_client_open:
@@ -127,7 +136,7 @@ class Front:
             self._notes.flush()
         elif fd == self._signals.fd:
             self._obey_signals()
-        elif self._gate is not None and fd == self._gate_fd:
+        elif fd == self._gate.fd:
             self._gate.take_decisions()
         elif process is None:
             return

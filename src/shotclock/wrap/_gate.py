@@ -34,73 +34,77 @@ _DENIED_AGAIN = "The same call is denied again. Use another tool, or ask the use
 
 
 @value
-class GateSettings:
-    """The policy of one server."""
+class Policy:
+    """The policy of one server. An empty one lets everything pass."""
 
-    rules: Rules
+    rules: Rules = Rules()
     ask_wait_ms: int = DEFAULT_ASK_WAIT_MS
+    lock: LockFile | None = None
     updates_lock: bool = False
     asks_about_changes: bool = False
+    approvals: InboxThread | None = None
+
+    @property
+    def decides(self) -> bool:
+        return bool(self.rules.rules) or self.rules.is_read_only or self.lock is not None
+
+    def record_end(self, request: ClientRequest, code: str | None, message: str = "") -> None:
+        """Record the outcome of a call, if a person has approved it."""
+        if self.approvals is not None and request.approval:
+            self.approvals.record(request.approval, code, message)
 
 
 class Gate:
     """The decision about each call before it reaches the server."""
 
-    def __init__(self, settings: GateSettings, lock: LockFile | None, approvals: InboxThread | None) -> None:
-        self._settings = settings
-        self._rules = settings.rules
-        self._lock = lock
-        self._approvals = approvals
-        self._pins: PinCheck | None = None
-        self._asked: AskedCalls | None = None
-        self._needs_lists = lock is not None or self._rules.asks or self._rules.needs_hints
-        self._methods = ("tools/call",) if lock is None else GUARDED
-        self._unchecked: list[ClientRequest] = []
-        self._has_listed = False
-        self._client_has_listed = False
-
-    def connect(
+    def __init__(
         self,
+        policy: Policy,
         guard: RequestGuard,
         client: ClientLink,
         memory: ReplayMemory,
+        server: ServerLink,
         note: Note,
         *,
         list_ms: int,
         forward: Callable[[ClientRequest], None],
     ) -> None:
         """`forward` sends a call that has passed."""
-        self._guard, self._client, self._memory, self._note, self._forward = guard, client, memory, note, forward
-        settings, approvals = self._settings, self._approvals
-        kinds = list(KINDS.values()) if self._lock is not None else [TOOLS]
-        reading = OwnLists(kinds, memory, list_ms, lambda line: self._server.send(line))
-        self._lists = KnownLists(reading, self._may_list, self._finish_lists)
-        self._lists.is_stale = self._needs_lists
-        if self._lock is not None:
+        self._policy, self._guard, self._client, self._memory, self._server = policy, guard, client, memory, server
+        self._note, self._forward = note, forward
+        self._rules, lock, approvals = policy.rules, policy.lock, policy.approvals
+        self._methods = GUARDED if lock is not None else ("tools/call",) if policy.decides else ()
+        self._unchecked: list[ClientRequest] = []
+        self._has_listed = False
+        self._client_has_listed = False
+        kinds = list(KINDS.values()) if lock is not None else [TOOLS]
+        needs_lists = lock is not None or self._rules.asks or self._rules.needs_hints
+        reading = OwnLists(kinds, memory, list_ms, server.send)
+        self.lists: KnownLists = KnownLists(reading, self._may_list, self._finish_lists, are_needed=needs_lists)
+        self._pins: PinCheck | None = None
+        if lock is not None:
             self._pins = PinCheck(
-                self._lock,
-                self._lists,
+                lock,
+                self.lists,
                 note,
-                updates=settings.updates_lock,
-                approvals=approvals if settings.asks_about_changes else None,
+                updates=policy.updates_lock,
+                approvals=approvals if policy.asks_about_changes else None,
                 on_accepted=self._announce_change,
             )
+        self._asked: AskedCalls | None = None
         if approvals is not None:
-            self._asked = AskedCalls(approvals, guard, self._lists, settings.ask_wait_ms, self._take_again)
-
-    def connect_server(self, server: ServerLink) -> None:
-        self._server = server
+            self._asked = AskedCalls(approvals, guard, self.lists, policy.ask_wait_ms, self._take_again)
 
     @property
     def fd(self) -> int | None:
         """Return the descriptor that is readable when a person has decided."""
-        return None if self._approvals is None else self._approvals.fd
+        return None if self._policy.approvals is None else self._policy.approvals.fd
 
     def close(self) -> None:
         if self._pins is not None:
             self._pins.report_unpinned()
-        if self._approvals is not None:
-            self._approvals.close()
+        if self._policy.approvals is not None:
+            self._policy.approvals.close()
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -111,9 +115,9 @@ class Gate:
         """Return whether a request may be sent now. Otherwise it is answered, or forwarded later."""
         if request.method not in self._methods:
             return True
-        if self._lists.is_stale:
+        if self.lists.is_stale:
             self._unchecked.append(request)
-            self._lists.read_if_stale()
+            self.lists.read_if_stale()
             return False
         message = message or read_line(request.line)
         if message is None:
@@ -136,14 +140,14 @@ class Gate:
         """Return whether a call may be sent now, by the rules or by its approval."""
         arguments = message.params.get("arguments")
         arguments = {} if arguments is None else arguments
-        if request.approval and request.definition != digest_of(self._lists.tool(request.tool)):
+        if request.approval and request.definition != digest_of(self.lists.tool(request.tool)):
             self._guard.fail(request, changed_meanwhile(request.approval))
             return False
         if not isinstance(arguments, dict) or is_deeper_than(DEPTH_LIMIT, message.params):
             what = "was denied: its arguments are no object, or nested too deep to be checked"
             self._guard.fail(request, _denied(what))
             return False
-        verdict, why = self._rules.decide(request.tool, arguments, self._lists.hints_of(request.tool))
+        verdict, why = self._rules.decide(request.tool, arguments, self.lists.hints_of(request.tool))
         if verdict is CallVerdict.DENY:
             self._guard.fail(request, _denied(why))
         elif verdict is CallVerdict.ASK and not request.approval and self._asked is not None:
@@ -165,16 +169,12 @@ class Gate:
 
     def take_decisions(self) -> None:
         """Continue with the calls and changes that a person has decided about, or that have waited long enough."""
-        if self._approvals is None or self._asked is None:
+        approvals = self._policy.approvals
+        if approvals is None or self._asked is None:
             return
-        for news in self._approvals.read_news():
-            if self._pins is None or not self._pins.settle(news, self._approvals):
+        for news in approvals.read_news():
+            if self._pins is None or not self._pins.settle(news, approvals):
                 self._asked.settle(news)
-
-    def note_end(self, request: ClientRequest, code: str | None, message: str = "") -> None:
-        """Record the outcome of an approved call."""
-        if self._approvals is not None and request.approval:
-            self._approvals.record(request.approval, code, message)
 
     def _announce_change(self, kind: ListKind) -> None:
         method = next((name for name, capability in LIST_CHANGES.items() if capability == kind.capability), None)
@@ -183,13 +183,9 @@ class Gate:
 
     # --- lists ---------------------------------------------------------------------------------------------------
 
-    def note_list_changed(self, capability: str) -> None:
-        if self._needs_lists and (self._lock is not None or capability == TOOLS.capability):
-            self._lists.note_changed()
-
-    def note_lost_server(self) -> None:
-        self._lists.note_lost_server()
-        self._lists.is_stale = self._needs_lists
+    def handle_list_change(self, capability: str) -> None:
+        if self._policy.lock is not None or (self.lists.are_needed and capability == TOOLS.capability):
+            self.lists.handle_change()
 
     def _may_list(self) -> bool:
         """Return whether the client has spoken and the server has answered, so that requests of ours may follow."""
@@ -198,23 +194,6 @@ class Gate:
         is_greeting = any(each.method == "initialize" for each in self._guard.requests)
         # A client that leaves out `notifications/initialized` has the tools all the same: they are pinned, too.
         return self._memory.is_greeted or ((bool(self._unchecked) or self._client_has_listed) and not is_greeting)
-
-    def list_if_stale(self) -> None:
-        self._lists.read_if_stale()
-
-    def take_own_answer(self, message: RpcMessage) -> None:
-        self._lists.take_answer(message)
-
-    def fail_list(self, id: object, problem: str) -> None:
-        """Give up a list that cannot be checked whole."""
-        self._lists.fail(id, problem)
-
-    @property
-    def next_due_ns(self) -> int:
-        return self._lists.next_due_ns
-
-    def check(self, now_ns: int) -> None:
-        self._lists.check(now_ns)
 
     def _finish_lists(self, problem: str) -> None:
         """Decide about the calls that waited for the lists."""
@@ -227,7 +206,7 @@ class Gate:
             return
         if not self._has_listed:
             self._has_listed = True
-            for rule in self._rules.find_unused(self._lists.objects(TOOLS)):
+            for rule in self._rules.find_unused(self.lists.objects(TOOLS)):
                 self._note(f"shotclock: no tool of the server matches the rule '{rule}'")
         if self._pins is not None:
             self._pins.compare()
@@ -239,7 +218,7 @@ class Gate:
     @property
     def checks_answers(self) -> bool:
         """Return whether no line of the server may be read differently by the client."""
-        return self._lock is not None
+        return self._policy.lock is not None
 
     def screen(self, request: ClientRequest, message: RpcMessage) -> bytes:
         """Return the line of an answer for the client."""

@@ -39,7 +39,10 @@ class RequestGuard:
         client: ClientLink,
         memory: ReplayMemory,
         note: Note,
+        server: ServerLink,
         on_ended: OnEnded | None,
+        on_open: OnOpen | None,
+        on_approved_failed: Callable[[ClientRequest, str, str], None],
     ) -> None:
         self.requests: RequestTable = RequestTable(limits.grace_ms)
         self.is_server_asking = False  # a person may have to answer first, so nothing is idle
@@ -47,21 +50,19 @@ class RequestGuard:
         self._client = client
         self._memory = memory
         self._note = note
+        self._server = server
         self._on_ended = on_ended
+        self._on_open = on_open
+        self._on_approved_failed = on_approved_failed
         self._beat_ns = NEVER_NS
         self._look_ns = NEVER_NS
         self._last_number = 0
-        self.on_open: OnOpen | None = None
-        self.on_approved_failed: Callable[[ClientRequest, str, str], None] | None = None
-
-    def connect(self, server: ServerLink) -> None:
-        self._server = server
 
     def watch(self, request: ClientRequest) -> None:
         self.requests.add(request)
         if self._limits.heartbeat_ms and request.token is not None:
             self._beat_ns = min(self._beat_ns, request.arrived_ns + self._limits.heartbeat_ms * NS_PER_MS)
-        if self.on_open is not None and request.is_call:
+        if self._on_open is not None and request.is_call:
             self._look_ns = min(self._look_ns, request.arrived_ns + OPEN_AFTER_MS * NS_PER_MS)
 
     def note_sent(self, request: ClientRequest) -> None:
@@ -124,8 +125,8 @@ class RequestGuard:
             self._look_ns = min(self._look_ns, recorded_ns)
         if self._look_ns < NEVER_NS:
             self._look_ns = max(self._look_ns, now_ns + SHORTEST_LOOK_MS * NS_PER_MS)
-        if changed and self.on_open is not None:
-            self.on_open(changed)
+        if changed and self._on_open is not None:
+            self._on_open(changed)
 
     def _describe_open(self, request: ClientRequest) -> OpenRequest:
         if not request.number:
@@ -218,8 +219,8 @@ class RequestGuard:
         self._note(f"shotclock: {call_id}: {failure.code}: {request.tool or request.method} {failure.what}")
         self._client.write_line(line)
         self.report(request, failure.code, call_id)
-        if request.approval and self.on_approved_failed is not None:
-            self.on_approved_failed(request, failure.code, failure.what)
+        if request.approval:
+            self._on_approved_failed(request, failure.code, failure.what)
 
     @property
     def is_recorded(self) -> bool:

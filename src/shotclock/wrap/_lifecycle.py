@@ -9,7 +9,6 @@ Messages of the client are held by the session in every phase but READY.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from enum import Enum, auto
 
@@ -20,14 +19,15 @@ from ..supervise.clock import monotonic_ns
 from ..supervise.foreground import TerminalSignals
 from ._failures import CONNECTION_CLOSED, WrapFailure, reported_failure
 from ._limits import ServerLimits
-from ._lines import READ_SIZE, LineSplitter
+from ._lines import LineSplitter
+from ._links import ServerLink
 from ._messages import RpcMessage, encode, key_of
 from ._replay import OWN_PREFIX, Greeting
 from ._requests import NEVER_NS, RequestState
 from ._restarts import Restarts
 from ._server_process import ServerCommand, ServerProcess
 from ._session import ClientSession
-from ._writers import LineWriter, NoteWriter
+from ._writers import LineWriter, NoteWriter, read_some
 from .remote.endpoint import AdapterReport
 
 # After this silence a server gets a ping before the next request. It has that long to answer.
@@ -59,10 +59,10 @@ class ServerLife:
         command: ServerCommand,
         limits: ServerLimits,
         signals: TerminalSignals,
-        session: ClientSession,
-        client: LineWriter,
         notes: NoteWriter,
+        make_session: Callable[[ServerLink], ClientSession],
     ) -> None:
+        """`make_session` is called once, with this server as its other side."""
         self.generation: int = 0
         self.has_spoken: bool = False
         self.process: ServerProcess | None = None
@@ -71,8 +71,6 @@ class ServerLife:
         self.unstartable: Problem | None = None
         self._command = command
         self._limits = limits
-        self._session = session
-        self._client = client
         self._notes = notes
         self._signals = signals
         self._restarts = Restarts()
@@ -95,7 +93,7 @@ class ServerLife:
         self._heard_ns = 0
         self._active_ns = 0
         self._last_stderr = ""
-        session.connect(self)
+        self.session: ClientSession = make_session(self)
 
     # --- as the session sees it ----------------------------------------------------------------------------------
 
@@ -122,7 +120,7 @@ class ServerLife:
 
     def _check_before_use(self, now_ns: int) -> None:
         """Ping a server that was silent for long, so that a call is not sent to a dead one."""
-        is_used = self._session.requests.in_state(RequestState.SENT, RequestState.STOPPING)
+        is_used = self.session.requests.in_state(RequestState.SENT, RequestState.STOPPING)
         if not is_used and self.probe():
             self._phase, self._phase_due_ns = Phase.CHECKING, now_ns + PING_LIMIT_MS * NS_PER_MS
 
@@ -136,7 +134,7 @@ class ServerLife:
         return False
 
     def probe(self) -> bool:
-        memory = self._session.memory
+        memory = self.session.memory
         if memory.can_probe:
             self.send(memory.probe_line(memory.own_id("ping")))
         return memory.can_probe
@@ -164,9 +162,9 @@ class ServerLife:
 
     def describe_output(self) -> tuple[str, int]:
         if self._command.is_adapter:  # its stderr is ours, not the server's
-            return "", self._session.noise_lines
+            return "", self.session.noise_lines
         stderr = self.process.stderr if self.process is not None else ""
-        return stderr or self._last_stderr, self._session.noise_lines
+        return stderr or self._last_stderr, self.session.noise_lines
 
     # --- start and replay ----------------------------------------------------------------------------------------
 
@@ -188,7 +186,7 @@ class ServerLife:
             self._become_ready()
 
     def greet(self) -> None:
-        memory = self._session.memory
+        memory = self.session.memory
         if self._phase is not Phase.READY or memory.greeting is None:
             return
         self._phase, self._phase_due_ns = Phase.REPLAYING, NEVER_NS
@@ -199,10 +197,10 @@ class ServerLife:
 
     def _become_ready(self) -> None:
         self._phase, self._phase_due_ns = Phase.READY, NEVER_NS
-        self._session.send_held()
+        self.session.send_held()
 
     def _finish_replay(self, message: RpcMessage) -> None:
-        memory = self._session.memory
+        memory = self.session.memory
         if message.is_error or memory.greeting is None:
             self.kill("refused the greeting of the client")
             return
@@ -213,17 +211,17 @@ class ServerLife:
             self.send(line)
         if self.generation > 1:
             self.note(self._command.words.ready_again.format(self.generation))
-        self._session.keep_greeting(message)
-        self._session.announce_restart(memory.greeting.announced_lists)
+        self.session.keep_greeting(message)
+        self.session.announce_restart(memory.greeting.announced_lists)
         self._become_ready()
 
     # --- input from the process ----------------------------------------------------------------------------------
 
     def read_stdout(self) -> bool:
         """Read once. Return whether there was anything."""
-        if self.process is None or self.process.stdout_fd < 0:
+        if self.process is None:
             return False
-        chunk = _read(self.process.stdout_fd)
+        chunk = read_some(self.process.stdout_fd)
         if chunk is None:
             return False
         if not chunk:
@@ -234,7 +232,7 @@ class ServerLife:
         for line in self._splitter.split(chunk):
             report = AdapterReport.of_line(line) if self._command.is_adapter and isinstance(line, bytes) else None
             if report is None:
-                self._session.take_from_server(line)
+                self.session.take_from_server(line)
             elif report.id is None:
                 self._lose_session(report)
             else:
@@ -250,29 +248,29 @@ class ServerLife:
 
     def _take_report(self, report: AdapterReport) -> None:
         """Answer a request that the server over HTTP has not answered."""
-        request = self._session.requests.find(key_of(report.id))
+        request = self.session.requests.find(key_of(report.id))
         if isinstance(report.id, str) and report.id.startswith(OWN_PREFIX):
             if self._phase is Phase.REPLAYING and report.id == self._own_id:
                 self.kill(report.why)
             else:
                 error = {"code": CONNECTION_CLOSED, "message": f"the server {report.why}"}
                 line = encode({"jsonrpc": "2.0", "id": report.id, "error": error})
-                self._session.take_from_server(line)
+                self.session.take_from_server(line)
         elif request is None or request.state is RequestState.HELD:
             return
         elif request.state is RequestState.CANCELLED:
-            self._session.requests.remove(request)
+            self.session.requests.remove(request)
         else:
             if report.line and request.state is RequestState.SENT:
                 request.line, request.is_unsent = report.line.encode(), True
                 if request.may_be_repeated:
                     return  # in the next session
-            self._session.guard.answer_lost(request, reported_failure(report))
+            self.session.guard.answer_lost(request, reported_failure(report))
 
     def read_stderr(self) -> bool:
-        if self.process is None or self.process.stderr_fd < 0:
+        if self.process is None:
             return False
-        chunk = _read(self.process.stderr_fd)
+        chunk = read_some(self.process.stderr_fd)
         if chunk is None:
             return False
         if not chunk:
@@ -298,7 +296,7 @@ class ServerLife:
                 if not read():
                     break
         for line in self._splitter.finish():
-            self._session.take_from_server(line)
+            self.session.take_from_server(line)
         self._last_stderr = process.stderr
         lost = self._describe_loss(process)
         self.process = self.writer = None
@@ -306,8 +304,8 @@ class ServerLife:
         self._phase_due_ns = self._end_of_output_ns = self._retire_ns = NEVER_NS
         process.close()
         unusable = self._decide_restart(process)
-        self._session.lose_server(lost, unusable)
-        if unusable is None and self._start_ns == NEVER_NS and self._session.has_held:
+        self.session.lose_server(lost, unusable)
+        if unusable is None and self._start_ns == NEVER_NS and self.session.has_held:
             self.start()  # a message came while the server was being stopped as planned
 
     def _describe_loss(self, process: ServerProcess) -> WrapFailure:
@@ -402,7 +400,7 @@ class ServerLife:
             (self._phase_due_ns, self._end_phase),
             (self._end_of_output_ns, self._end_silent_server),
             (self._close_ns, self._end_closing),
-            (self._look_ns, self._look),
+            (self._look_ns, self._check_frozen),
             (self._retire_ns, self._retire),
         )
         for at_ns, act in due:
@@ -427,9 +425,9 @@ class ServerLife:
         if self.process is not None:
             self.process.stop("client gone")
 
-    def _look(self, now_ns: int) -> None:
-        """Kill a server that a signal has stopped, at the second look."""
-        is_waiting = self._session.requests.has_waiting and self.process is not None
+    def _check_frozen(self, now_ns: int) -> None:
+        """Kill a server found stopped (SIGSTOP) at two checks in a row."""
+        is_waiting = self.session.requests.has_waiting and self.process is not None
         self._look_ns = now_ns + LOOK_MS * NS_PER_MS if is_waiting else NEVER_NS
         is_stopped = self.process is not None and self.process.is_stopped()
         if is_stopped and self._was_stopped:
@@ -449,7 +447,7 @@ class ServerLife:
         self._plan_retirement()
         if now_ns < self._retire_ns:
             return
-        if not self._session.is_quiet or self._phase is not Phase.READY or not self._session.memory.can_probe:
+        if not self.session.is_quiet or self._phase is not Phase.READY or not self.session.memory.can_probe:
             self._retire_ns = now_ns + QUIET_LOOK_MS * NS_PER_MS
         elif self.process is not None:
             self._retire_ns, self._phase, self._is_planned = NEVER_NS, Phase.ENDING, True
@@ -459,13 +457,3 @@ class ServerLife:
 
     def note(self, text: str) -> None:
         self._notes.write(f"shotclock: {text}\n".encode("utf-8", "replace"))
-
-
-def _read(fd: int) -> bytes | None:
-    """Read once. None: there is nothing yet; empty: the stream has ended."""
-    try:
-        return os.read(fd, READ_SIZE)
-    except BlockingIOError:
-        return None
-    except OSError:
-        return b""

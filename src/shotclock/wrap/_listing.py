@@ -107,10 +107,6 @@ class OwnLists:
     def fail(self, problem: str) -> None:
         self.problem, self._own_id, self.due_ns = problem, "", NEVER_NS
 
-    def forget(self) -> None:
-        """Forget the requests to a server that is gone."""
-        self.fail("")
-
     def check(self, now_ns: int) -> bool:
         """Return whether the time of a page is over."""
         if now_ns < self.due_ns:
@@ -123,9 +119,12 @@ class OwnLists:
 class KnownLists:
     """The lists of a server as they were last read, and when to read them again."""
 
-    def __init__(self, reading: OwnLists, may_ask: Callable[[], bool], on_read: Callable[[str], None]) -> None:
+    def __init__(
+        self, reading: OwnLists, may_ask: Callable[[], bool], on_read: Callable[[str], None], *, are_needed: bool
+    ) -> None:
         """`on_read` gets the problem of a reading that has failed, otherwise nothing."""
-        self.is_stale: bool = True
+        self.is_stale: bool = are_needed
+        self.are_needed = are_needed
         self._listed: dict[str, Objects] = {}
         self._reading = reading
         self._may_ask = may_ask
@@ -146,20 +145,21 @@ class KnownLists:
         hints = self.tool(name).get("annotations")
         return hints if isinstance(hints, dict) else {}
 
-    @property
-    def is_under_way(self) -> bool:
-        return self._reading.is_under_way
-
-    def note_changed(self) -> None:
-        self.is_stale, self._changed_again = True, self.is_under_way
+    def handle_change(self) -> None:
+        """Read the lists again: the server has announced a change."""
+        self.is_stale, self._changed_again = True, self._reading.is_under_way
         self.read_if_stale()
 
-    def note_lost_server(self) -> None:
-        self.is_stale = True
-        self._reading.forget()
+    def note_difference(self, kind: ListKind, name: str, definition: object) -> None:
+        """Read the lists again if the client was sent another definition."""
+        self.is_stale |= digest_of(self.objects(kind).get(name)) != digest_of(definition)
+
+    def handle_lost_server(self) -> None:
+        self.is_stale = self.are_needed
+        self._reading.fail("")
 
     def read_if_stale(self) -> None:
-        if not self.is_stale or self.is_under_way or not self._may_ask():
+        if not self.is_stale or self._reading.is_under_way or not self._may_ask():
             return
         now_ns = monotonic_ns()
         if now_ns < self._not_before_ns:
@@ -194,7 +194,7 @@ class KnownLists:
 
     def _finish_if_done(self) -> None:
         problem = self._reading.problem
-        if self.is_under_way:
+        if self._reading.is_under_way:
             return
         if self._changed_again and not problem:
             self.read_if_stale()

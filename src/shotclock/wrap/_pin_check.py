@@ -147,8 +147,7 @@ class PinCheck:
                 self._note_change(self._lock.change_of(kind, "without a name, or nested too deep,", None))
             elif not self._lock.fits(kind, name, definition):
                 self._note_change(self._lock.change_of(kind, name, definition))
-                known = self._lists.objects(kind).get(name)
-                self._lists.is_stale |= digest_of(known) != digest_of(definition)
+                self._lists.note_difference(kind, name, definition)
             else:
                 kept.append(definition)
         if len(kept) == len(listed):

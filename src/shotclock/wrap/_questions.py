@@ -15,14 +15,9 @@ from ._replay import ReplayMemory
 class ServerQuestions:
     """The open requests of the server: ids as the client sees them, with those of the server."""
 
-    def __init__(self, client: ClientLink, guard: RequestGuard, memory: ReplayMemory) -> None:
-        self._client = client
-        self._guard = guard
-        self._memory = memory
+    def __init__(self, client: ClientLink, guard: RequestGuard, memory: ReplayMemory, server: ServerLink) -> None:
+        self._client, self._guard, self._memory, self._server = client, guard, memory, server
         self._open: dict[Key, str | int] = {}
-
-    def connect(self, server: ServerLink) -> None:
-        self._server = server
 
     def __bool__(self) -> bool:
         return bool(self._open)

@@ -31,19 +31,18 @@ class RevisionCheck:
     """The revision of the server, as far as its answers show it."""
 
     def __init__(
-        self, guard: RequestGuard, memory: ReplayMemory, pass_on: Callable[[ClientRequest, RpcMessage], None]
+        self,
+        guard: RequestGuard,
+        memory: ReplayMemory,
+        server: ServerLink,
+        pass_on: Callable[[ClientRequest, RpcMessage], None],
     ) -> None:
         """`pass_on` writes an answer for the client."""
         self.next_due_ns: int = NEVER_NS
-        self._guard = guard
-        self._memory = memory
-        self._pass_on = pass_on
+        self._guard, self._memory, self._server, self._pass_on = guard, memory, server, pass_on
         self._is_older: bool | None = None  # None: not known yet
         self._own_id = ""
         self._waiting: list[tuple[ClientRequest, RpcMessage]] = []
-
-    def connect(self, server: ServerLink) -> None:
-        self._server = server
 
     def refuse(self, message: RpcMessage) -> WrapFailure | None:
         """Return why a request is not sent: a server that cannot answer it might still act on it."""

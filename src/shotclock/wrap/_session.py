@@ -11,7 +11,7 @@ from ..core.value_types import replace
 from ..supervise.clock import monotonic_ns
 from ._catalogue import LastCatalogue
 from ._failures import WrapFailure
-from ._gate import Gate
+from ._gate import Gate, Policy
 from ._guard import RequestGuard
 from ._known_tools import KnownTools
 from ._large_results import cut_result, has_structure
@@ -36,6 +36,7 @@ from ._requests import (
     NEVER_NS,
     ClientRequest,
     OnEnded,
+    OnOpen,
     RequestState,
     RequestTable,
     digest_of_arguments,
@@ -58,38 +59,43 @@ class ClientSession:
         limits: ServerLimits,
         client: ClientLink,
         note: Note,
+        server: ServerLink,
         *,
-        gate: Gate | None = None,
+        policy: Policy | None = None,
         on_ended: OnEnded | None = None,
+        on_open: OnOpen | None = None,
         catalogue: LastCatalogue | None = None,
     ) -> None:
+        self._policy = policy or Policy()
         self.memory: ReplayMemory = ReplayMemory()
-        self.guard: RequestGuard = RequestGuard(limits, client, self.memory, note, on_ended)
+        self.guard: RequestGuard = RequestGuard(
+            limits, client, self.memory, note, server, on_ended, on_open, self._policy.record_end
+        )
         self.requests: RequestTable = self.guard.requests
         self.noise_lines: int = 0
-        self._questions = ServerQuestions(client, self.guard, self.memory)
-        self._revisions = RevisionCheck(self.guard, self.memory, self._pass_answer)
+        self.gate: Gate = Gate(
+            self._policy,
+            self.guard,
+            client,
+            self.memory,
+            server,
+            note,
+            list_ms=limits.list_ms,
+            forward=self._forward,
+        )
+        self._questions = ServerQuestions(client, self.guard, self.memory, server)
+        self._revisions = RevisionCheck(self.guard, self.memory, server, self._pass_answer)
         self._limits = limits
         self._client = client
         self._note = note
-        self._gate = gate
-        self._read = read_line if gate is None else read_strictly
+        self._server = server
+        self._read = read_strictly if self._policy.decides else read_line
         self._catalogue = catalogue
         self._held: list[RpcMessage | ClientRequest] = []
         self._held_size = 0
         self._tools = KnownTools()
         self._changes: set[str] = set()
         self._changes_ns = NEVER_NS
-        if gate is not None:
-            gate.connect(self.guard, client, self.memory, note, list_ms=limits.list_ms, forward=self._forward)
-            self.guard.on_approved_failed = gate.note_end
-
-    def connect(self, server: ServerLink) -> None:
-        self._server = server
-        for part in (self.guard, self._questions, self._revisions):
-            part.connect(server)
-        if self._gate is not None:
-            self._gate.connect_server(server)
 
     @property
     def is_client_paused(self) -> bool:
@@ -124,7 +130,7 @@ class ClientSession:
         """Pass a line that is no message, so that the server refuses it as it would without us."""
         if line.lstrip()[:1] == b"[":
             self._refuse_line(None, "batches of messages are not passed on; send each message as a line of its own")
-        elif line.strip() and self._gate is not None:
+        elif line.strip() and self._policy.decides:
             message = read_line(line)
             self._refuse_unread(message.id if message is not None and message.is_request else None)
         elif line.strip() and self._server.accepts:
@@ -151,7 +157,7 @@ class ClientSession:
         if self._answer_from_catalogue(message):
             return
         request = self._open_request(message)
-        if request is not None and (self._gate is None or self._gate.take(request, message)):
+        if request is not None and self.gate.take(request, message):
             self._forward(request)
 
     def _forward(self, request: ClientRequest) -> None:
@@ -171,7 +177,7 @@ class ClientSession:
         if answer is None:
             return False
         self.memory.note_client_message(message)
-        self._client.write_line(self._screen(new_request(message, monotonic_ns()), answer))
+        self._client.write_line(self.gate.screen(new_request(message, monotonic_ns()), answer))
         result = known.get("result")
         if message.method == "initialize":
             self.memory.note_result(new_request(message, monotonic_ns()), result)
@@ -214,7 +220,7 @@ class ClientSession:
             request.line = b""  # it is not needed again, and hundreds of open calls would keep theirs
 
     def _take_client_notification(self, message: RpcMessage) -> None:
-        if self._gate is not None and self._gate.guards(message.method):
+        if self.gate.guards(message.method):
             self._refuse_unread(None)  # a call without an id
             return
         self.memory.note_client_message(message)
@@ -227,7 +233,7 @@ class ClientSession:
                 return
         if self._server.accepts and not self._held:
             self._server.send(message.line)
-            self._list_if_stale()
+            self.gate.lists.read_if_stale()
         elif message.method == "notifications/initialized" and self.memory.greeting is not None:
             pass  # it follows the greeting that is being replayed
         elif self._server.want() is None:
@@ -239,7 +245,7 @@ class ClientSession:
         if isinstance(line, LongLine):
             self._drop_long_line(line)
         elif (message := read_line(line)) is not None:
-            if self._gate is not None and self._gate.checks_answers and read_strictly(line) is None:
+            if self.gate.checks_answers and read_strictly(line) is None:
                 self._refuse_answer(message, line)
             else:
                 self._take_server_message(message)
@@ -254,8 +260,8 @@ class ClientSession:
         request = self.requests.find(message.key) if message.is_answer else None
         if request is not None and request.state is not RequestState.HELD:
             self.guard.fail(request, WrapFailure("RESULT_TOO_LARGE", what, Ending.FINISHED))
-        elif self.memory.is_own(message.id) and self._gate is not None:
-            self._gate.fail_list(message.id, f"it {what}")
+        elif self.memory.is_own(message.id) and self._policy.decides:
+            self.gate.lists.fail(message.id, f"it {what}")
         else:
             self._note(f"shotclock: dropped a line of the server of {line.size} bytes: the most is {LONGEST_LINE}")
             if message.is_request:
@@ -270,8 +276,8 @@ class ClientSession:
         request = self.requests.find(message.key) if message.is_answer else None
         if request is not None and request.state is not RequestState.HELD:
             self.guard.fail(request, WrapFailure("RESULT_INVALID", f"was answered with {why}", Ending.FINISHED))
-        elif self.memory.is_own(message.id) and self._gate is not None:
-            self._gate.fail_list(message.id, f"it was answered with {why}")
+        elif self.memory.is_own(message.id) and self._policy.decides:
+            self.gate.lists.fail(message.id, f"it was answered with {why}")
         else:
             self._take_noise(line)
 
@@ -295,8 +301,7 @@ class ClientSession:
             self._client.write_line(message.line)
         elif self.memory.is_own(message.id):
             self._revisions.take_own_answer(message)
-            if self._gate is not None:
-                self._gate.take_own_answer(message)
+            self.gate.lists.take_answer(message)
         elif request is None or request.state is RequestState.HELD:
             if message.key is None or not self.requests.was_answered(message.key):
                 self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
@@ -310,15 +315,8 @@ class ClientSession:
         self.guard.answer_stopping()
 
     def _pass_answer(self, request: ClientRequest, message: RpcMessage) -> None:
-        self._client.write_line(self._screen(request, message))  # first: the client can work while we note the end
+        self._client.write_line(self.gate.screen(request, message))  # first: the client can work while we note the end
         self._finish(request, message)
-
-    def _screen(self, request: ClientRequest, message: RpcMessage) -> bytes:
-        return message.line if self._gate is None else self._gate.screen(request, message)
-
-    def _list_if_stale(self) -> None:
-        if self._gate is not None:
-            self._gate.list_if_stale()
 
     def _write_large(self, request: ClientRequest, message: RpcMessage) -> None:
         # Clients refuse a success without the structured content that the tool declares.
@@ -330,14 +328,12 @@ class ClientSession:
     def _finish(self, request: ClientRequest, message: RpcMessage) -> None:
         self.requests.remove(request)
         self.requests.remember(request.key)
-        if self._gate is not None and request.approval:
-            is_failed = message.is_error or message.is_tool_error
-            self._gate.note_end(request, "TOOL_FAILED" if is_failed else None)
+        self._policy.record_end(request, "TOOL_FAILED" if message.is_error or message.is_tool_error else None)
         if self._catalogue is not None and request.line:
             self._catalogue.keep(request.line, message)
         if not message.is_error:
             self.memory.note_result(request, message.result)
-            self._list_if_stale()  # a call may have come before the greeting was answered
+            self.gate.lists.read_if_stale()  # a call may have come before the greeting was answered
             if request.method == "tools/list":
                 self._tools.learn(message.result)
         self.guard.report(request, outcome_of(message), answer_bytes=len(message.line))
@@ -349,8 +345,7 @@ class ClientSession:
         if message.method == "notifications/progress":
             self.guard.note_progress(message.params.get("progressToken"))
         elif message.method in LIST_CHANGES:
-            if self._gate is not None:
-                self._gate.note_list_changed(LIST_CHANGES[message.method])
+            self.gate.handle_list_change(LIST_CHANGES[message.method])
             if self._changes_ns != NEVER_NS:
                 self._changes.add(LIST_CHANGES[message.method])
                 return
@@ -360,14 +355,13 @@ class ClientSession:
 
     @property
     def next_due_ns(self) -> int:
-        gate_ns = NEVER_NS if self._gate is None else self._gate.next_due_ns
-        return min(self.guard.next_due_ns, self._revisions.next_due_ns, self._changes_ns, gate_ns)
+        lists_ns = self.gate.lists.next_due_ns
+        return min(self.guard.next_due_ns, self._revisions.next_due_ns, self._changes_ns, lists_ns)
 
     def check_limits(self, now_ns: int) -> None:
         self.guard.check(now_ns)
         self._revisions.check(now_ns)
-        if self._gate is not None:
-            self._gate.check(now_ns)
+        self.gate.lists.check(now_ns)
         if self._held:
             self._keep_held([each for each in self._held if isinstance(each, RpcMessage) or self._is_open(each)])
         if now_ns >= self._changes_ns:
@@ -387,11 +381,11 @@ class ClientSession:
         self._keep_held([])
         for each in held:
             if isinstance(each, ClientRequest):
-                if self._gate is None or self._gate.take(each):  # another process may have other tools
+                if self.gate.take(each):  # another process may have other tools
                     self._send(each)
             else:
                 self._server.send(each.line)
-        self._list_if_stale()
+        self.gate.lists.read_if_stale()
 
     def lose_server(self, lost: WrapFailure, unusable: WrapFailure | None) -> None:
         """Answer the requests in flight, or hold those that may be repeated for the next server process.
@@ -400,8 +394,7 @@ class ClientSession:
         """
         self._questions.cancel_all()
         self._revisions.note_lost_server()
-        if self._gate is not None:
-            self._gate.note_lost_server()
+        self.gate.lists.handle_lost_server()
         again: list[RpcMessage | ClientRequest] = []
         for request in self.requests:
             match request.state:

@@ -35,7 +35,7 @@ from ._asked_calls import DEFAULT_ASK_WAIT_MS
 from ._call_log import CallLog
 from ._catalogue import LastCatalogue
 from ._front import Front
-from ._gate import Gate, GateSettings
+from ._gate import Policy
 from ._large_results import LARGEST_LIMIT
 from ._limits import (
     DEFAULT_GRACE_MS,
@@ -77,7 +77,7 @@ def main(words: list[str]) -> int:
     server = read_server(line, command, env, limits.grace_ms)
     if command and "--" not in words and (verb := _mistyped_verb(command[0])) is not None:
         line.refuse("command", f"{command[0]!r} was not found; did you mean shotclock wrap {verb}?")
-    gate = read_gate(line, command if line.values["url"] is None else server.identity, env)
+    policy = read_policy(line, command if line.values["url"] is None else server.identity, env)
     if line.mistakes:
         for mistake in line.mistakes:
             say_line(f"shotclock wrap: {mistake['field']}: {mistake['message']}")
@@ -93,7 +93,7 @@ def main(words: list[str]) -> int:
         limits,
         signals,
         is_lazy=line.values["lazy"],
-        gate=gate,
+        policy=policy,
         on_ended=_call_each(records) if records else None,
         on_open=None if log is None else log.note_open,
         catalogue=catalogue,
@@ -158,7 +158,7 @@ def _call_each(records: Sequence[OnEnded]) -> OnEnded:
     return add
 
 
-def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate | None:
+def read_policy(line: ParsedLine, command: list[str], env: dict[str, str]) -> Policy | None:
     """Return the policy that a command line sets, if any. Adds the mistakes to the line."""
     values = line.values
     rules = Rules(tuple(values["rules"]), values["read_only"])
@@ -175,13 +175,7 @@ def read_gate(line: ParsedLine, command: list[str], env: dict[str, str]) -> Gate
         from ._approvals import InboxThread  # with the store, which others need not load
 
         approvals = InboxThread(command, os.path.abspath(values["cwd"] or os.curdir), env)
-    settings = GateSettings(
-        rules=rules,
-        ask_wait_ms=values["ask_wait"],
-        updates_lock=values["update_lock"],
-        asks_about_changes=asks_about_changes,
-    )
-    return Gate(settings, lock, approvals)
+    return Policy(rules, values["ask_wait"], lock, values["update_lock"], asks_about_changes, approvals)
 
 
 def _rule(verdict: CallVerdict, help: str) -> Option:
