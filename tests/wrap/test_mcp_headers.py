@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from shotclock.wrap._mcp_headers import DeclaredHeaders
+from shotclock.wrap.remote._headers import DeclaredHeaders
 
 
 def learnt(**properties: Any) -> DeclaredHeaders:

@@ -74,7 +74,7 @@ class ModernServer(ReadyServer):
             found: Any = {"error": {"code": -32602, "message": "no such tool"}}
             if request["method"] == "server/discover":
                 found = {"result": {"resultType": "complete", "supportedVersions": ["2026-07-28"]}}
-            session.take_from_server(encode({"jsonrpc": "2.0", "id": request["id"], **found}))
+            session.handle_server_line(encode({"jsonrpc": "2.0", "id": request["id"], **found}))
 
 
 def test_an_error_of_a_server_of_the_same_revision_passes_unchanged() -> None:
@@ -82,7 +82,7 @@ def test_an_error_of_a_server_of_the_same_revision_passes_unchanged() -> None:
     session = ClientSession(ServerLimits(), client, lambda text: None, server)
     for id in (1, 2):
         params = {"name": "x", **META}
-        session.take_from_client(encode({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))
+        session.handle_client_line(encode({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))
         server.answer_all(session)
         server.answer_all(session)
         error = {"code": -32602, "message": "no such tool"}
@@ -94,9 +94,9 @@ def test_an_error_of_a_server_of_the_same_revision_passes_unchanged() -> None:
 def test_an_error_passes_unchanged_if_discovery_is_not_answered(is_lost: bool) -> None:
     client, server = Lines(), ReadyServer()
     session = ClientSession(ServerLimits(), client, lambda text: None, server)
-    session.take_from_client(encode({"jsonrpc": "2.0", "id": 1, "method": "prompts/list", "params": META}))
+    session.handle_client_line(encode({"jsonrpc": "2.0", "id": 1, "method": "prompts/list", "params": META}))
     line = b'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no"}}\n'
-    session.take_from_server(line)
+    session.handle_server_line(line)
     assert not client.lines and b"server/discover" in server.lines[-1]
     if is_lost:
         session.lose_server(WrapFailure("CONNECTION_LOST", "was lost", Ending.FINISHED), None)

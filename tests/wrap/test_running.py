@@ -186,7 +186,7 @@ def test_an_ended_call_does_not_stay_open_when_the_store_was_locked(home: Path) 
 def test_a_call_that_the_full_log_drops_does_not_stay_open(home: Path) -> None:
     Store.open(home).close()
     log = CallLog("files")
-    log.note_open([OpenRequest(1, "read", time.monotonic_ns(), True, CallLimits(), None, None, 100, None, 1)])
+    log.record_open([OpenRequest(1, "read", time.monotonic_ns(), True, CallLimits(), None, None, 100, None, 1)])
     wait_for_open(home, lambda calls: len(calls) == 1)
     other = sqlite3.connect(home / "shotclock.db", isolation_level=None)
     try:

@@ -47,7 +47,7 @@ class ReadyServer:
 
     def greet(self) -> None: ...
 
-    def heard(self, message: RpcMessage) -> None: ...
+    def record_sign_of_life(self, message: RpcMessage) -> None: ...
 
     def kill(self, why: str) -> None: ...
 
@@ -66,9 +66,9 @@ def call(id: int, tool: str) -> bytes:
 def test_a_refused_call_does_not_reach_the_server_and_every_end_is_reported() -> None:
     client, server, ended = Lines(), ReadyServer(), list[EndedRequest]()
     session = ClientSession(ServerLimits(), client, lambda text: None, server, policy=NO_DELETE, on_ended=ended.append)
-    session.take_from_client(call(1, "delete"))
-    session.take_from_client(call(2, "look"))
-    session.take_from_server(b'{"jsonrpc":"2.0","id":2,"result":{}}\n')
+    session.handle_client_line(call(1, "delete"))
+    session.handle_client_line(call(2, "look"))
+    session.handle_server_line(b'{"jsonrpc":"2.0","id":2,"result":{}}\n')
     assert server.lines == [call(2, "look")]
     refused = json.loads(client.lines[0])["result"]
     assert refused["isError"] and "was denied by the rule 'deny delete'" in refused["content"][0]["text"]
@@ -82,7 +82,7 @@ def test_a_call_that_is_too_long_does_not_reach_the_server() -> None:
     params = {"name": "look", "arguments": {"text": "x" * LONGEST_LINE}}
     line = encode({"jsonrpc": "2.0", "method": "tools/call", "params": params, "id": "last"})
     for each in LineSplitter().split(line):
-        session.take_from_client(each)
+        session.handle_client_line(each)
     refusal = json.loads(client.lines[0])
     assert not server.lines and refusal["id"] == "last" and refusal["error"]["code"] == -32600
 
@@ -90,7 +90,7 @@ def test_a_call_that_is_too_long_does_not_reach_the_server() -> None:
 def test_a_batch_is_refused_and_not_passed_on() -> None:
     client, server = Lines(), ReadyServer()
     session = ClientSession(ServerLimits(), client, lambda text: None, server)
-    session.take_from_client(b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]\n')
+    session.handle_client_line(b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]\n')
     assert not server.lines and json.loads(client.lines[0])["error"]["code"] == -32600
 
 
@@ -99,17 +99,17 @@ def test_a_late_list_of_ours_never_reaches_the_client() -> None:
     session = ClientSession(
         ServerLimits(list_ms=1), client, lambda text: None, server, policy=Policy(Rules(is_read_only=True))
     )
-    session.take_from_client(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n')
-    session.take_from_server(b'{"jsonrpc":"2.0","id":1,"result":{"capabilities":{"tools":{}}}}\n')
-    session.take_from_client(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
+    session.handle_client_line(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}\n')
+    session.handle_server_line(b'{"jsonrpc":"2.0","id":1,"result":{"capabilities":{"tools":{}}}}\n')
+    session.handle_client_line(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
     listing = json.loads(server.lines[-1])
     assert listing["method"] == "tools/list"
-    session.take_from_client(b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{}}\n')
+    session.handle_client_line(b'{"jsonrpc":"2.0","id":2,"method":"resources/read","params":{}}\n')
     session.check_limits(session.next_due_ns)  # the list is given up
     for id in (listing["id"], 2):
         line = encode({"result": {"tools": [{"name": "x" * 200_000}]}, "jsonrpc": "2.0", "id": id})
         client.lines.clear()
-        session.take_from_server(line)
+        session.handle_server_line(line)
         assert b"".join(client.lines) == (line if id == 2 else b"")
 
 
@@ -117,17 +117,17 @@ def test_the_pause_before_a_restart_grows_until_the_circuit_opens() -> None:
     restarts, now = Restarts(), 10**15
     pauses = []
     for _ in range(MOST_CRASHES - 1):
-        pauses.append((restarts.note_crash(now) - now) // NS_PER_MS)
+        pauses.append((restarts.record_crash(now) - now) // NS_PER_MS)
         now += NS_PER_MS
     assert pauses == [0, 250, 500, 1000] and restarts.open_for_ms(now) == 0
-    restarts.note_crash(now)
+    restarts.record_crash(now)
     assert restarts.open_for_ms(now) == COOL_DOWN_MS
     now += COOL_DOWN_MS * NS_PER_MS
     assert restarts.open_for_ms(now) == 0
-    restarts.note_crash(now)  # the one attempt after the cool-down
+    restarts.record_crash(now)  # the one attempt after the cool-down
     assert restarts.open_for_ms(now) == COOL_DOWN_MS
     now += (COOL_DOWN_MS + WINDOW_MS + 1) * NS_PER_MS
-    assert restarts.note_crash(now) == now
+    assert restarts.record_crash(now) == now
 
 
 def test_limits_follow_the_method_and_the_first_pattern_that_matches() -> None:

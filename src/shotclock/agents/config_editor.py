@@ -21,23 +21,18 @@ class ConfigSyntax(Protocol):
 
     def parse(self, text: str) -> Any:
         """Return the value of a file. Raises ValueError where the program that has the file does not read it."""
-        ...
 
     def put(self, text: str, path: KeyPath, content: object) -> str:
         """Return the text with this value at the path. Raises ValueError where something else is in the way."""
-        ...
 
     def drop(self, text: str, path: KeyPath) -> str:
         """Return the text without the value at the path, and without what becomes empty."""
-        ...
 
     def wrap(self, text: str, path: KeyPath, program: str, words: list[str], count: int) -> str:
         """Return the text with a program and words before the command of a server, in place of `count` words."""
-        ...
 
     def unwrap(self, text: str, path: KeyPath, count: int, *, keeps_list: bool) -> str:
         """Return the text with the command behind `count` words as the program again."""
-        ...
 
 
 @value

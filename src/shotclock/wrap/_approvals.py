@@ -119,7 +119,7 @@ class InboxThread:
 
     def _ask(self, question: InboxQuestion) -> InboxQuestion:
         try:
-            self._order(lambda: self._propose(question))
+            self._order(lambda: self._try(question, self._begin))
         except RuntimeError as error:  # no more threads; the next question tries again
             self._tell(QuestionEnd(question, failure=Failure("INTERNAL_ERROR", f"the inbox cannot be asked: {error}")))
         return question
@@ -130,7 +130,6 @@ class InboxThread:
         self._order(lambda: self._record(proposal_id, outcome))
 
     def record_end(self, news: QuestionEnd, code: str | None, message: str = "") -> None:
-        """Record the outcome of the action that a question was about."""
         if news.question.proposal is not None:
             self.record(news.question.proposal.id, code, message)
 
@@ -189,9 +188,6 @@ class InboxThread:
         if self._store is None:
             self._store = Store.open()
         return self._store
-
-    def _propose(self, question: InboxQuestion) -> None:
-        self._try(question, self._begin)
 
     def _begin(self, question: InboxQuestion) -> bool:
         store = self._open()
@@ -264,14 +260,15 @@ class InboxThread:
 def _call_request(server: Mapping[str, object], call: CallToAsk) -> ProposalRequest:
     """Return the question whether a tool may be called once, bound to the server, the arguments and the definition."""
     tool, arguments, definition = call.tool, call.arguments, call.definition
-    schema, hints = definition.get("inputSchema"), definition.get("annotations")
-    shown = sorted(f"{name}={_shown(argument)}" for name, argument in arguments.items())
+    schema, hints, text = definition.get("inputSchema"), definition.get("annotations"), definition.get("description")
+    described = f"\n\nThe server describes the tool:\n{text[:DESCRIPTION_SHOWN]}" if isinstance(text, str) else ""
+    shown = sorted(f"{name}={each if isinstance(each, str) else canonical(each)}" for name, each in arguments.items())
     # The shortest first: a list shows the start of a title, and a path says more than the start of a text.
     title = " ".join([tool, *sorted(shown, key=len)])
     return ProposalRequest(
         Kind.OPERATION,
         _shorten(title),
-        f"The rule '{call.rule}' asks about it.{_description_of(definition)}",
+        f"The rule '{call.rule}' asks about it.{described}",
         operation=tool,
         arguments=arguments,
         input_schema=schema if isinstance(schema, dict) and len(canonical(schema)) <= LONGEST_SCHEMA else None,
@@ -302,15 +299,6 @@ def _change_request(server: Mapping[str, object], lock: str, change: Change) -> 
         },
         dispatched=True,
     )
-
-
-def _description_of(definition: Mapping[str, object]) -> str:
-    text = definition.get("description")
-    return f"\n\nThe server describes the tool:\n{text[:DESCRIPTION_SHOWN]}" if isinstance(text, str) else ""
-
-
-def _shown(argument: object) -> str:
-    return argument if isinstance(argument, str) else canonical(argument)
 
 
 def _shorten(title: str) -> str:

@@ -40,8 +40,6 @@ class CallToAsk:
 
 @record
 class AskedCall:
-    """A call that waits for a person."""
-
     request: ClientRequest
     limits: CallLimits
     wait_ms: int
@@ -49,8 +47,6 @@ class AskedCall:
 
 
 class AskedCalls:
-    """The calls of one client that wait for a person."""
-
     def __init__(
         self,
         approvals: InboxThread,
@@ -81,7 +77,7 @@ class AskedCalls:
         request.limits = replace(request.limits, timeout_ms=waited_ms + wait_ms + STORE_LIMIT_MS, queue_ms=0)
 
     def _is_open(self, request: ClientRequest) -> bool:
-        return self._guard.requests.find(request.key) is request
+        return self._guard.requests.get(request.key) is request
 
     def settle(self, news: QuestionEnd) -> None:
         """Continue with a call that was approved, or answer it: it was rejected, or has waited long enough."""
@@ -100,9 +96,12 @@ class AskedCalls:
             return
         request.approval, request.definition = proposal.id, asked.definition
         request.arrived_ns = request.held_ns = request.sign_ns = monotonic_ns()
-        self._guard.requests.look_again_at(request)
+        self._guard.requests.reschedule(request)
         if proposal.status == "modified":
-            _change_arguments(request, dict(proposal.arguments or {}))
+            content, arguments = json.loads(request.line), dict(proposal.arguments or {})
+            request.line = encode({**content, "params": {**content["params"], "arguments": arguments}})
+            request.size = len(request.line)
+            request.digest = None if request.digest is None else digest(arguments)
         self._on_approved(request)
 
     def drop_changed(self) -> None:
@@ -118,10 +117,3 @@ class AskedCalls:
 def changed_meanwhile(approval: str) -> WrapFailure:
     what = f"was not sent: the definition of the tool has changed since {approval} was proposed"
     return WrapFailure("ACTION_CHANGED", what, Ending.NOT_STARTED, advice="Read the list of tools again")
-
-
-def _change_arguments(request: ClientRequest, arguments: JsonObject) -> None:
-    content = json.loads(request.line)
-    request.line = encode({**content, "params": {**content["params"], "arguments": arguments}})
-    request.size = len(request.line)
-    request.digest = None if request.digest is None else digest(arguments)

@@ -11,7 +11,7 @@ from ..supervise.clock import pause
 BATCH_S = 1.0
 BUSY_PAUSE_S = 0.1
 
-# A process that is forked during an import could never import the same module.
+# Hold this lock across fork(): a child forked mid-import inherits a locked import lock.
 importing: threading.Lock = threading.Lock()
 os.register_at_fork(before=importing.acquire, after_in_parent=importing.release, after_in_child=importing.release)
 

@@ -46,16 +46,12 @@ def server_name(argv: Sequence[str]) -> str:
 
 @record
 class Batch:
-    """Records that are written together."""
-
     ended: list[tuple[WallTime, EndedRequest]]
     opened: dict[int, OpenRequest]
     closed: set[int]
 
 
 class CallLog:
-    """The calls of one server that are to be recorded."""
-
     def __init__(self, server: str) -> None:
         self._server = server[:LONGEST_NAME]
         self._thread = BatchThread("call-log", self._write, self._has_more)
@@ -80,7 +76,7 @@ class CallLog:
             # A call that is recorded as open must not seem to be open.
             self._thread.ensure_started(is_urgent=len(self._waiting) == LARGE_BATCH or ended.number != 0)
 
-    def note_open(self, requests: list[OpenRequest]) -> None:
+    def record_open(self, requests: list[OpenRequest]) -> None:
         """Record calls that are open, or that have changed since they were recorded. Never waits for the store."""
         with self._thread.lock:
             self._opened |= {request.number: request for request in requests}
@@ -102,18 +98,15 @@ class CallLog:
         with self._thread.lock:
             self._tried = batch.closed
             if is_done_with:
-                self._forget(batch)
+                for _ in batch.ended:
+                    self._waiting.popleft()
+                for number, request in batch.opened.items():
+                    if self._opened.get(number) is request:
+                        del self._opened[number]
         return is_done_with
 
     def _has_more(self) -> bool:
         return bool(self._waiting or self._opened or self._closed - self._tried)
-
-    def _forget(self, batch: Batch) -> None:
-        for _ in batch.ended:
-            self._waiting.popleft()
-        for number, request in batch.opened.items():
-            if self._opened.get(number) is request:
-                del self._opened[number]
 
     def _try_to_write(self, batch: Batch) -> bool:
         """Write calls to the store. Return whether they are done with: written, or dropped because it is unusable."""

@@ -40,7 +40,7 @@ class LastCatalogue:
         answers = content.get("answers")
         return answers if isinstance(answers, dict) else {}
 
-    def find(self, message: RpcMessage) -> JsonObject | None:
+    def get(self, message: RpcMessage) -> JsonObject | None:
         """Return the `result` or `error` of the last answer to such a request."""
         key = self._key(message)
         answer = None if key is None else self._answers.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+from functools import partial
 
 from ..core.limits import NS_PER_MS
 from ..supervise.clock import monotonic_ns
@@ -13,7 +14,6 @@ from ._gate import Policy
 from ._lifecycle import ServerLife
 from ._limits import ServerLimits
 from ._lines import LineSplitter
-from ._links import ServerLink
 from ._requests import OnEnded, OnOpen
 from ._server_process import ServerCommand
 from ._session import ClientSession
@@ -44,21 +44,18 @@ class Front:
         self._is_lazy = is_lazy
         self._client = LineWriter(CLIENT_OUT)
         self._notes = NoteWriter(OUR_STDERR)
-
-        def make_session(server: ServerLink) -> ClientSession:
-            return ClientSession(
-                limits,
-                self._client,
-                self._notes.write_line,
-                server,
-                policy=policy,
-                on_ended=on_ended,
-                on_open=on_open,
-                catalogue=catalogue,
-            )
-
-        self._life = ServerLife(command, limits, signals, self._notes, make_session)
-        self._session = self._life.session
+        make_session = partial(
+            ClientSession,
+            limits,
+            self._client,
+            self._notes.note,
+            policy=policy,
+            on_ended=on_ended,
+            on_open=on_open,
+            catalogue=catalogue,
+        )
+        self.life: ServerLife = ServerLife(command, limits, signals, self._notes, make_session)
+        self._session = self.life.session
         self._gate = self._session.gate
         self._splitter = LineSplitter()
         self._is_client_open = True
@@ -66,34 +63,32 @@ class Front:
         self._poller = select.poll()
         self._watched: dict[int, int] = {}
 
-    @property
-    def life(self) -> ServerLife:
-        return self._life
-
     def run(self) -> None:
         """Pass messages until the client is gone and the server has ended."""
         if not self._is_lazy:
-            self._life.start()
-        while not self._life.is_over:
+            self.life.start()
+        while not self.life.is_over:
             self._watch()
-            ready = self._poller.poll(self._wait_ms())
+            self._next_due_ns = min(self._session.next_due_ns, self.life.next_due_ns)
+            wait_ms = -(-(self._next_due_ns - monotonic_ns()) // NS_PER_MS)
+            ready = self._poller.poll(max(0, min(LONGEST_WAIT_MS, wait_ms)))
             # The client last: a request must not be sent to a server whose end has already come.
-            for fd, events in sorted(ready, key=_is_from_client):
+            for fd, events in sorted(ready, key=lambda each: each[0] == CLIENT_IN):
                 self._handle(fd, events)
             now_ns = monotonic_ns()
             if now_ns >= self._next_due_ns:
                 self._session.check_limits(now_ns)
-                self._life.check_clocks(now_ns)
+                self.life.check_clocks(now_ns)
         self._client.finish(FLUSH_LIMIT_MS)
         self._gate.close()
-        self._notes.flush()
+        self._notes.flush_ready()
 
     def _watch(self) -> None:
         """Choose the descriptors to wait for. A side is not read while the other one is behind."""
         wanted = {self._signals.fd: select.POLLIN}
         if self._gate.fd is not None:
             wanted[self._gate.fd] = select.POLLIN
-        process, writer = self._life.process, self._life.writer
+        process, writer = self.life.process, self.life.writer
         is_server_behind = writer is not None and writer.is_full
         if self._is_client_open:
             is_paused = is_server_behind or self._session.is_client_paused or self._client.is_full
@@ -119,12 +114,8 @@ class Front:
                     self._poller.register(fd, events)
             self._watched = wanted
 
-    def _wait_ms(self) -> int:
-        self._next_due_ns = min(self._session.next_due_ns, self._life.next_due_ns)
-        return max(0, min(LONGEST_WAIT_MS, -(-(self._next_due_ns - monotonic_ns()) // NS_PER_MS)))
-
     def _handle(self, fd: int, events: int) -> None:
-        process, writer = self._life.process, self._life.writer
+        process, writer = self.life.process, self.life.writer
         if fd == CLIENT_IN:
             self._read_client()
         elif fd == CLIENT_OUT:
@@ -133,42 +124,35 @@ class Front:
                 self._client.is_broken = True
                 self._lose_client()
         elif fd == OUR_STDERR:
-            self._notes.flush()
+            self._notes.flush_ready()
         elif fd == self._signals.fd:
-            self._obey_signals()
+            while (order := self._signals.next_order()) is not None:
+                if order[0] in (Order.STOP, Order.KILL):
+                    self._is_client_open = False
+                    self.life.stop(order[1], at_once=order[0] == Order.KILL)
         elif fd == self._gate.fd:
-            self._gate.take_decisions()
+            self._gate.handle_decisions()
         elif process is None:
             return
         elif fd == process.stdout_fd:
-            self._life.read_stdout()
+            self.life.read_stdout()
         elif fd == process.stderr_fd:
-            self._life.read_stderr()
+            self.life.read_stderr()
         elif fd == process.control_fd:
-            self._life.read_news()
+            self.life.read_news()
         elif writer is not None and fd == writer.fd:
             writer.flush()
-            self._life.close_stdin_when_written()
+            self.life.close_stdin_when_written()
 
     def _read_client(self) -> None:
         chunk = read_some(CLIENT_IN)
         if chunk is None:
             return
         for line in self._splitter.split(chunk) if chunk else self._splitter.finish():
-            self._session.take_from_client(line)
+            self._session.handle_client_line(line)
         if not chunk:
             self._lose_client()
 
     def _lose_client(self) -> None:
         self._is_client_open = False
-        self._life.close()
-
-    def _obey_signals(self) -> None:
-        while (order := self._signals.next_order()) is not None:
-            if order[0] in (Order.STOP, Order.KILL):
-                self._is_client_open = False
-                self._life.stop(order[1], at_once=order[0] == Order.KILL)
-
-
-def _is_from_client(ready: tuple[int, int]) -> bool:
-    return ready[0] == CLIENT_IN
+        self.life.close()

@@ -20,7 +20,7 @@ from ._failures import WrapFailure
 from ._guard import RequestGuard
 from ._links import ClientLink, Note, ServerLink
 from ._listing import DEPTH_LIMIT, KnownLists, OwnLists
-from ._messages import LIST_CHANGES, JsonObject, RpcMessage, notification_line, read_line
+from ._messages import LIST_CHANGES, RpcMessage, notification_line, read_line
 from ._pin_check import GUARDED, PinCheck
 from ._pins import KINDS, TOOLS, ListKind, LockFile, digest_of
 from ._replay import ReplayMemory
@@ -122,7 +122,10 @@ class Gate:
         message = message or read_line(request.line)
         if message is None:
             return False
-        if (failure := self._refuse(message)) is not None:
+        failure = None if self._pins is None else self._pins.refuse(message)
+        if request.is_call and not isinstance(message.params.get("name"), str):
+            failure = _denied("was denied: it has no name, so it cannot be checked")
+        if failure is not None:
             self._guard.fail(request, failure)
             return False
         return not request.is_call or self._take_call(request, message)
@@ -130,11 +133,6 @@ class Gate:
     def _take_again(self, request: ClientRequest) -> None:
         if self.take(request):
             self._forward(request)
-
-    def _refuse(self, message: RpcMessage) -> WrapFailure | None:
-        if message.method == "tools/call" and not isinstance(message.params.get("name"), str):
-            return _denied("was denied: it has no name, so it cannot be checked")
-        return None if self._pins is None else self._pins.refuse(message)
 
     def _take_call(self, request: ClientRequest, message: RpcMessage) -> bool:
         """Return whether a call may be sent now, by the rules or by its approval."""
@@ -152,22 +150,17 @@ class Gate:
             self._guard.fail(request, _denied(why))
         elif verdict is CallVerdict.ASK and not request.approval and self._asked is not None:
             others = {key: item for key, item in message.params.items() if key not in ("name", "arguments", "_meta")}
-            self._ask_first(self._asked, request, arguments, why, others)
+            try:
+                self._asked.ask(request, arguments, why, others)
+            except ValueError as error:
+                self._guard.fail(request, _denied(f"was denied: it cannot be shown to a person: {error}"))
         else:
             return True
         return False
 
-    def _ask_first(
-        self, asked: AskedCalls, request: ClientRequest, arguments: JsonObject, rule: str, others: JsonObject
-    ) -> None:
-        try:
-            asked.ask(request, arguments, rule, others)
-        except ValueError as error:
-            self._guard.fail(request, _denied(f"was denied: it cannot be shown to a person: {error}"))
-
     # --- people --------------------------------------------------------------------------------------------------
 
-    def take_decisions(self) -> None:
+    def handle_decisions(self) -> None:
         """Continue with the calls and changes that a person has decided about, or that have waited long enough."""
         approvals = self._policy.approvals
         if approvals is None or self._asked is None:
@@ -197,7 +190,7 @@ class Gate:
 
     def _finish_lists(self, problem: str) -> None:
         """Decide about the calls that waited for the lists."""
-        unchecked = [each for each in self._unchecked if self._guard.requests.find(each.key) is each]
+        unchecked = [each for each in self._unchecked if self._guard.requests.get(each.key) is each]
         self._unchecked = []
         if problem:
             self._note(f"shotclock: the lists of the server cannot be checked: {problem}")
@@ -206,7 +199,7 @@ class Gate:
             return
         if not self._has_listed:
             self._has_listed = True
-            for rule in self._rules.find_unused(self.lists.objects(TOOLS)):
+            for rule in self._rules.list_unused(self.lists.objects(TOOLS)):
                 self._note(f"shotclock: no tool of the server matches the rule '{rule}'")
         if self._pins is not None:
             self._pins.compare()

@@ -31,8 +31,6 @@ _CODES = {ClockKind.IDLE: "STALLED", ClockKind.QUEUE: "QUEUE_TIMEOUT"}
 
 
 class RequestGuard:
-    """The limits of the open requests of a client."""
-
     def __init__(
         self,
         limits: ServerLimits,
@@ -45,7 +43,7 @@ class RequestGuard:
         on_approved_failed: Callable[[ClientRequest, str, str], None],
     ) -> None:
         self.requests: RequestTable = RequestTable(limits.grace_ms)
-        self.is_server_asking = False  # a person may have to answer first, so nothing is idle
+        self._is_server_asking = False
         self._limits = limits
         self._client = client
         self._memory = memory
@@ -55,7 +53,7 @@ class RequestGuard:
         self._on_open = on_open
         self._on_approved_failed = on_approved_failed
         self._beat_ns = NEVER_NS
-        self._look_ns = NEVER_NS
+        self._check_ns = NEVER_NS
         self._last_number = 0
 
     def watch(self, request: ClientRequest) -> None:
@@ -63,19 +61,21 @@ class RequestGuard:
         if self._limits.heartbeat_ms and request.token is not None:
             self._beat_ns = min(self._beat_ns, request.arrived_ns + self._limits.heartbeat_ms * NS_PER_MS)
         if self._on_open is not None and request.is_call:
-            self._look_ns = min(self._look_ns, request.arrived_ns + OPEN_AFTER_MS * NS_PER_MS)
+            self._check_ns = min(self._check_ns, request.arrived_ns + OPEN_AFTER_MS * NS_PER_MS)
 
-    def note_sent(self, request: ClientRequest) -> None:
+    def record_sent(self, request: ClientRequest) -> None:
         request.state, request.is_unsent = RequestState.SENT, False
         request.sent_ns = request.sign_ns = monotonic_ns()
-        self.requests.look_again_at(request)
+        self.requests.reschedule(request)
 
-    def note_progress(self, token: object) -> None:
+    def record_progress(self, token: object) -> None:
         request = self.requests.with_token(token)
         if request is not None:
             request.sign_ns, request.beats = monotonic_ns(), -1
 
-    def restart_idle_limits(self) -> None:
+    def set_server_asking(self, is_asking: bool) -> None:
+        """Note whether the server waits for an answer of the client: a person may give it, so nothing is idle."""
+        self._is_server_asking = is_asking
         now_ns = monotonic_ns()
         for request in self.requests.in_state(RequestState.SENT):
             request.sign_ns = now_ns
@@ -90,28 +90,28 @@ class RequestGuard:
             self.report(request, "CANCELLED")
         was_cancelled = request.state is RequestState.STOPPING
         request.state, request.changed_ns = RequestState.CANCELLED, monotonic_ns()
-        self.requests.look_again_at(request)
+        self.requests.reschedule(request)
         return was_cancelled
 
     @property
     def next_due_ns(self) -> int:
-        return min(self.requests.next_due_ns, self._beat_ns, self._look_ns)
+        return min(self.requests.next_due_ns, self._beat_ns, self._check_ns)
 
     def check(self, now_ns: int) -> None:
         if now_ns >= self.requests.next_due_ns:
-            for request, kind in self.requests.take_due(now_ns):
+            for request, kind in self.requests.list_due(now_ns):
                 self._reach_limit(request, kind, now_ns)
-                if self.requests.find(request.key) is request:
-                    self.requests.look_again_at(request)
+                if self.requests.get(request.key) is request:
+                    self.requests.reschedule(request)
         if now_ns >= self._beat_ns:
             self._send_heartbeats(now_ns)
-        if now_ns >= self._look_ns:
+        if now_ns >= self._check_ns:
             self._record_open(now_ns)
 
     def _record_open(self, now_ns: int) -> None:
         """Report the calls that have been open for a while, and those that have changed since they were reported."""
         changed: list[OpenRequest] = []
-        self._look_ns = NEVER_NS
+        self._check_ns = NEVER_NS
         for request in self.requests:
             if not request.is_call or request.state is RequestState.CANCELLED:
                 continue
@@ -122,9 +122,9 @@ class RequestGuard:
                 if request.recorded is None or not _is_same(request.recorded, now):
                     request.recorded = now
                     changed.append(now)
-            self._look_ns = min(self._look_ns, recorded_ns)
-        if self._look_ns < NEVER_NS:
-            self._look_ns = max(self._look_ns, now_ns + SHORTEST_LOOK_MS * NS_PER_MS)
+            self._check_ns = min(self._check_ns, recorded_ns)
+        if self._check_ns < NEVER_NS:
+            self._check_ns = max(self._check_ns, now_ns + SHORTEST_LOOK_MS * NS_PER_MS)
         if changed and self._on_open is not None:
             self._on_open(changed)
 
@@ -153,7 +153,7 @@ class RequestGuard:
                 self.requests.remember(request.key)
             case RequestState.HELD:
                 self.fail(request, self._too_late(request, kind or ClockKind.QUEUE))
-            case RequestState.SENT if kind is ClockKind.IDLE and self.is_server_asking:
+            case RequestState.SENT if kind is ClockKind.IDLE and self._is_server_asking:
                 request.sign_ns = now_ns
             case RequestState.SENT:
                 self._begin_stopping(request, kind or ClockKind.TIMEOUT, now_ns)

@@ -21,12 +21,10 @@ _UNKNOWN = KnownTool()
 
 
 class KnownTools:
-    """The tools of one server, by name."""
-
     def __init__(self) -> None:
         self._tools: dict[str, KnownTool] = {}
 
-    def find(self, name: str) -> KnownTool:
+    def get(self, name: str) -> KnownTool:
         return self._tools.get(name, _UNKNOWN)
 
     def learn(self, result: object) -> None:

@@ -52,8 +52,6 @@ class Phase(Enum):
 
 
 class ServerLife:
-    """The server over all of its processes."""
-
     def __init__(
         self,
         command: ServerCommand,
@@ -86,11 +84,11 @@ class ServerLife:
         self._phase_due_ns = NEVER_NS
         self._end_of_output_ns = NEVER_NS
         self._close_ns = NEVER_NS
-        self._look_ns = NEVER_NS
+        self._check_ns = NEVER_NS
         self._retire_ns = NEVER_NS
         self._was_stopped = False
         self._started_ns = 0
-        self._heard_ns = 0
+        self._sign_of_life_ns = 0
         self._active_ns = 0
         self._last_stderr = ""
         self.session: ClientSession = make_session(self)
@@ -103,26 +101,23 @@ class ServerLife:
 
     def want(self) -> WrapFailure | None:
         now_ns = monotonic_ns()
-        self._look_ns = min(self._look_ns, now_ns + LOOK_MS * NS_PER_MS)
+        self._check_ns = min(self._check_ns, now_ns + LOOK_MS * NS_PER_MS)
         if self._is_closing:
             return WrapFailure("SHUTTING_DOWN", "was not sent: the connection is closing", Ending.NOT_STARTED)
         if self._phase is Phase.DOWN and self._start_ns == NEVER_NS:
             if (wait_ms := self._restarts.open_for_ms(now_ns)) > 0:
                 return self._blocked(wait_ms)
             self.start()
-        elif self._phase is Phase.READY and now_ns > self._heard_ns + PING_AFTER_MS * NS_PER_MS:
-            self._check_before_use(now_ns)
+        elif self._phase is Phase.READY and now_ns > self._sign_of_life_ns + PING_AFTER_MS * NS_PER_MS:
+            # It was silent for long: a call must not be sent to a dead server.
+            is_used = self.session.requests.in_state(RequestState.SENT, RequestState.STOPPING)
+            if not is_used and self.probe():
+                self._phase, self._phase_due_ns = Phase.CHECKING, now_ns + PING_LIMIT_MS * NS_PER_MS
         return None
 
     def _blocked(self, wait_ms: int) -> WrapFailure:
         what = f"was not sent: {self._command.words.too_often}"
         return WrapFailure("SERVICE_UNAVAILABLE", what, Ending.NOT_STARTED, retry_after_ms=wait_ms)
-
-    def _check_before_use(self, now_ns: int) -> None:
-        """Ping a server that was silent for long, so that a call is not sent to a dead one."""
-        is_used = self.session.requests.in_state(RequestState.SENT, RequestState.STOPPING)
-        if not is_used and self.probe():
-            self._phase, self._phase_due_ns = Phase.CHECKING, now_ns + PING_LIMIT_MS * NS_PER_MS
 
     def send(self, line: bytes) -> bool:
         if self.writer is None:
@@ -139,8 +134,8 @@ class ServerLife:
             self.send(memory.probe_line(memory.own_id("ping")))
         return memory.can_probe
 
-    def heard(self, message: RpcMessage) -> None:
-        self._heard_ns = self._active_ns = monotonic_ns()
+    def record_sign_of_life(self, message: RpcMessage) -> None:
+        self._sign_of_life_ns = self._active_ns = monotonic_ns()
         self.has_spoken = True
         if not message.is_answer:
             return
@@ -171,7 +166,7 @@ class ServerLife:
     def start(self) -> None:
         now_ns = monotonic_ns()
         self.generation += 1
-        self._start_ns, self._started_ns, self._heard_ns, self._active_ns = NEVER_NS, now_ns, now_ns, now_ns
+        self._start_ns, self._started_ns, self._sign_of_life_ns, self._active_ns = NEVER_NS, now_ns, now_ns, now_ns
         self._why, self._lost_why, self._is_planned, self._was_stopped = "", "", False, False
         self.process = ServerProcess(self._command, self._signals)
         if self.process.control_fd < 0:
@@ -225,18 +220,18 @@ class ServerLife:
         if chunk is None:
             return False
         if not chunk:
-            self.process.close_stdout()
+            self.process.close_stream("stdout")
             if not self._is_closing:
                 self._lose_stream("closed its stdout")
             return False
         for line in self._splitter.split(chunk):
             report = AdapterReport.of_line(line) if self._command.is_adapter and isinstance(line, bytes) else None
             if report is None:
-                self.session.take_from_server(line)
+                self.session.handle_server_line(line)
             elif report.id is None:
                 self._lose_session(report)
             else:
-                self._take_report(report)
+                self._handle_report(report)
         return True
 
     def _lose_session(self, report: AdapterReport) -> None:
@@ -246,16 +241,16 @@ class ServerLife:
             self._lose_stream(report.why)
             self._end_of_output_ns = monotonic_ns() + ADAPTER_END_MS * NS_PER_MS
 
-    def _take_report(self, report: AdapterReport) -> None:
+    def _handle_report(self, report: AdapterReport) -> None:
         """Answer a request that the server over HTTP has not answered."""
-        request = self.session.requests.find(key_of(report.id))
+        request = self.session.requests.get(key_of(report.id))
         if isinstance(report.id, str) and report.id.startswith(OWN_PREFIX):
             if self._phase is Phase.REPLAYING and report.id == self._own_id:
                 self.kill(report.why)
             else:
                 error = {"code": CONNECTION_CLOSED, "message": f"the server {report.why}"}
                 line = encode({"jsonrpc": "2.0", "id": report.id, "error": error})
-                self.session.take_from_server(line)
+                self.session.handle_server_line(line)
         elif request is None or request.state is RequestState.HELD:
             return
         elif request.state is RequestState.CANCELLED:
@@ -274,7 +269,7 @@ class ServerLife:
         if chunk is None:
             return False
         if not chunk:
-            self.process.close_stderr()
+            self.process.close_stream("stderr")
             return False
         self.process.keep_stderr(chunk)
         self._notes.write(chunk)
@@ -296,7 +291,7 @@ class ServerLife:
                 if not read():
                     break
         for line in self._splitter.finish():
-            self.session.take_from_server(line)
+            self.session.handle_server_line(line)
         self._last_stderr = process.stderr
         lost = self._describe_loss(process)
         self.process = self.writer = None
@@ -338,7 +333,7 @@ class ServerLife:
         if self._is_planned:
             self.note(self._command.words.planned)
             return None
-        self._start_ns = self._restarts.note_crash(now_ns)
+        self._start_ns = self._restarts.record_crash(now_ns)
         why = self._lost_why or self._why
         self.note(f"the server {why}" if why else f"{self._command.words.subject} {process.describe_end()}")
         if (wait_ms := self._restarts.open_for_ms(now_ns)) > 0:
@@ -364,7 +359,7 @@ class ServerLife:
         if not self._is_closing or self.process is None or self.writer is None:
             return
         if not self.writer.has_unwritten:
-            self.process.close_stdin()
+            self.process.close_stream("stdin")
             self.writer = None
 
     def stop(self, signal_name: str, *, at_once: bool) -> None:
@@ -380,32 +375,28 @@ class ServerLife:
     # --- clocks --------------------------------------------------------------------------------------------------
 
     @property
-    def next_due_ns(self) -> int:
+    def _deadlines(self) -> tuple[tuple[int, Callable[[int], None]], ...]:
         supervisor_ns = self.process.next_ns if self.process is not None else None
-        return min(
-            self._start_ns,
-            self._phase_due_ns,
-            self._end_of_output_ns,
-            self._close_ns,
-            self._look_ns,
-            self._retire_ns,
-            NEVER_NS if supervisor_ns is None else supervisor_ns,
-        )
-
-    def check_clocks(self, now_ns: int) -> None:
-        if now_ns < self.next_due_ns:
-            return
-        due: tuple[tuple[int, Callable[[int], None]], ...] = (
+        return (
             (self._start_ns, lambda now_ns: self.start()),
             (self._phase_due_ns, self._end_phase),
             (self._end_of_output_ns, self._end_silent_server),
             (self._close_ns, self._end_closing),
-            (self._look_ns, self._check_frozen),
+            (self._check_ns, self._check_frozen),
             (self._retire_ns, self._retire),
+            (NEVER_NS if supervisor_ns is None else supervisor_ns, self._check_supervisor),
         )
-        for at_ns, act in due:
+
+    @property
+    def next_due_ns(self) -> int:
+        return min(at_ns for at_ns, _ in self._deadlines)
+
+    def check_clocks(self, now_ns: int) -> None:
+        for at_ns, act in self._deadlines:
             if now_ns >= at_ns:
                 act(now_ns)
+
+    def _check_supervisor(self, now_ns: int) -> None:
         if self.process is not None and self.process.is_lost(now_ns):
             self._end()
 
@@ -428,7 +419,7 @@ class ServerLife:
     def _check_frozen(self, now_ns: int) -> None:
         """Kill a server found stopped (SIGSTOP) at two checks in a row."""
         is_waiting = self.session.requests.has_waiting and self.process is not None
-        self._look_ns = now_ns + LOOK_MS * NS_PER_MS if is_waiting else NEVER_NS
+        self._check_ns = now_ns + LOOK_MS * NS_PER_MS if is_waiting else NEVER_NS
         is_stopped = self.process is not None and self.process.is_stopped()
         if is_stopped and self._was_stopped:
             self.kill(self._command.words.stopped)
@@ -451,9 +442,9 @@ class ServerLife:
             self._retire_ns = now_ns + QUIET_LOOK_MS * NS_PER_MS
         elif self.process is not None:
             self._retire_ns, self._phase, self._is_planned = NEVER_NS, Phase.ENDING, True
-            self.process.close_stdin()
+            self.process.close_stream("stdin")
             self.writer = None
             self.process.stop("planned")
 
     def note(self, text: str) -> None:
-        self._notes.write(f"shotclock: {text}\n".encode("utf-8", "replace"))
+        self._notes.note(f"shotclock: {text}")

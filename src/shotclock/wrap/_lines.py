@@ -10,13 +10,8 @@ from typing import NamedTuple
 READ_SIZE = 64 * 1024
 LONGEST_LINE = 16 * 1024 * 1024
 END_SIZE = 4 * 1024  # kept of both ends of a longer line
-_MEMBERS_SIZE = 2 * 1024  # of the members behind a large `params` or `result`
 
-_ID = rb'(-?[0-9]{1,400}|"(?:[^"\\]|\\.){0,400}")'
-_PLAIN = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*'
 # Quotes inside strings are escaped, so these find members of the outermost object only.
-_ID_IN_HEAD = re.compile(rb"\s*\{\s*(?:" + _PLAIN + rb',\s*)*"id"\s*:\s*' + _ID + rb"\s*[,}]")
-_ID_IN_TAIL = re.compile(rb',\s*"id"\s*:\s*' + _ID + rb"\s*(?:,\s*" + _PLAIN + rb")*\}\s*\Z")
 _SCALAR = rb'(?:-?[0-9]{1,400}|"(?:[^"\\]|\\.){0,400}"|null)'
 _MEMBER = rb'"(?:jsonrpc|id|method)"\s*:\s*' + _SCALAR + rb"\s*"
 _HEAD = re.compile(rb"\s*\{\s*((?:" + _MEMBER + rb",\s*)*)")
@@ -78,19 +73,3 @@ class LineSplitter:
         line, head, size = bytes(self._rest), self._head, self._dropped + len(self._rest)
         self._rest, self._head, self._dropped = bytearray(), b"", 0
         return LongLine(head, line, size) if head else line
-
-
-def replace_id_in_head(line: bytes, new_id: str | int) -> bytes | None:
-    """Return the line with another id, and every other byte unchanged; None if the id is not near its start."""
-    return _replace(line, _ID_IN_HEAD.match(line), new_id)
-
-
-def replace_id_in_tail(line: bytes, new_id: str | int) -> bytes | None:
-    """Return the line with another id, and every other byte unchanged; None if the id is not near its end."""
-    return _replace(line, _ID_IN_TAIL.search(line, max(0, len(line) - _MEMBERS_SIZE)), new_id)
-
-
-def _replace(line: bytes, found: re.Match[bytes] | None, new_id: str | int) -> bytes | None:
-    if found is None:
-        return None
-    return line[: found.start(1)] + json.dumps(new_id).encode() + line[found.end(1) :]

@@ -5,13 +5,12 @@ They are read after the greeting of the client, after a restart, and after the s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from ..core.json_values import is_deeper_than
 from ..core.limits import NS_PER_MS, format_duration
 from ..supervise.clock import monotonic_ns
-from ._messages import JsonObject, RpcMessage, request_line
+from ._messages import JsonObject, RpcMessage, error_of, request_line
 from ._pins import TOOLS, ListKind, Objects, digest_of
 from ._replay import ReplayMemory
 from ._requests import NEVER_NS
@@ -45,8 +44,7 @@ class OwnLists:
     def is_under_way(self) -> bool:
         return bool(self._own_id)
 
-    def note_answer(self, id: object) -> bool:
-        """Return whether the answer that is waited for has come."""
+    def is_awaited(self, id: object) -> bool:
         return bool(self._own_id) and id == self._own_id
 
     def begin(self) -> None:
@@ -75,15 +73,15 @@ class OwnLists:
         self.due_ns = monotonic_ns() + self._list_ms * NS_PER_MS if self._list_ms else NEVER_NS
         self._send(request_line(self._own_id, kind.method, params))
 
-    def take_answer(self, message: RpcMessage) -> None:
+    def handle_answer(self, message: RpcMessage) -> None:
         """Note a page, and ask for the next one. `is_under_way` is false after the last."""
         kind = self._kinds[len(self.listed) - 1]
         if message.is_error:
-            code, text = _error_of(message)
-            if code in _NO_SUCH_METHOD and self._declares(kind) is not True:
+            error = error_of(message)
+            if error.get("code") in _NO_SUCH_METHOD and self._declares(kind) is not True:
                 self._next_kind()
             else:
-                self.fail(f"{kind.method} failed: {text}")
+                self.fail(f"{kind.method} failed: {str(error.get('message'))[:200]}")
             return
         result = message.result if isinstance(message.result, dict) else {}
         page, objects = result.get(kind.name), self.listed[kind.name]
@@ -170,14 +168,14 @@ class KnownLists:
         self._reading.begin()
         self._finish_if_done()
 
-    def take_answer(self, message: RpcMessage) -> None:
-        if self._reading.note_answer(message.id):
-            self._reading.take_answer(message)
+    def handle_answer(self, message: RpcMessage) -> None:
+        if self._reading.is_awaited(message.id):
+            self._reading.handle_answer(message)
             self._finish_if_done()
 
     def fail(self, id: object, problem: str) -> None:
         """Give up a list that cannot be checked whole."""
-        if self._reading.note_answer(id):
+        if self._reading.is_awaited(id):
             self._reading.fail(problem)
             self._finish_if_done()
 
@@ -208,9 +206,3 @@ def name_of(kind: ListKind, definition: object) -> str | None:
     """Return the name of a definition; None if it has none, or is nested too deep to be written again."""
     name = definition.get(kind.key) if isinstance(definition, dict) else None
     return name if isinstance(name, str) and not is_deeper_than(DEPTH_LIMIT, definition) else None
-
-
-def _error_of(message: RpcMessage) -> tuple[object, str]:
-    content = json.loads(message.line)
-    error = content.get("error") if isinstance(content, dict) else None
-    return (error.get("code"), str(error.get("message"))[:200]) if isinstance(error, dict) else (None, str(error)[:200])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..core.json_values import is_deeper_than
 from ..core.value_types import record, replace
-from ._lines import LongLine, replace_id_in_head, replace_id_in_tail
+from ._lines import LongLine
 
 # `1` and `"1"` are two ids, and in Python 1 == True == 1.0: the type is part of the key.
 Key = tuple[str, object]
@@ -96,9 +96,7 @@ class RpcMessage:
         return isinstance(self.result, dict) and self.result.get("isError") is True
 
     def with_id(self, new_id: str | int) -> bytes:
-        """Return the line with another id."""
-        changed = replace_id_in_head(self.line, new_id) or replace_id_in_tail(self.line, new_id)
-        return changed or encode({**json.loads(self.line), "id": new_id})
+        return encode({**json.loads(self.line), "id": new_id})
 
 
 def read_line(line: bytes) -> RpcMessage | None:

@@ -22,14 +22,11 @@ GREETINGS = ("initialize", DISCOVER)
 MOST_NOTED = 10_000
 # Changes that a person is asked about at once: the places in the inbox are those of all servers.
 MOST_ASKED = 10
-# Requests whose answers are checked.
 # Requests that use a pinned object, or may use one.
 GUARDED = ("tools/call", "prompts/get", "resources/read", "resources/subscribe", "completion/complete")
 
 
 class PinCheck:
-    """The pins of one server, as far as its lists fit them."""
-
     def __init__(
         self,
         lock: LockFile,
@@ -69,7 +66,11 @@ class PinCheck:
         if not isinstance(name, str):
             what = f"was denied: its {key} is missing, or follows behind a long part, so it cannot be checked"
             return WrapFailure("NOT_ALLOWED", what, Ending.NOT_STARTED, advice="Send it in another form")
-        return self._refuse_uri(name) if kind is TEMPLATES else self._refuse_object(kind, name)
+        if kind is TEMPLATES:
+            return self._refuse_uri(name)
+        definition = self._lists.objects(kind).get(name)
+        fits = definition is not None and self._lock.fits(kind, name, definition)
+        return None if fits else self._blocked(self._lock.change_of(kind, name, definition))
 
     def _refuse_uri(self, uri: str) -> WrapFailure | None:
         """Refuse a URI that only templates match which are changed or new. Plain resources are not pinned."""
@@ -82,12 +83,6 @@ class PinCheck:
             elif template == uri or matches_strictly(template, uri):
                 return None
         return None if blocked is None else self._blocked(blocked)
-
-    def _refuse_object(self, kind: ListKind, name: str) -> WrapFailure | None:
-        definition = self._lists.objects(kind).get(name)
-        if definition is not None and self._lock.fits(kind, name, definition):
-            return None
-        return self._blocked(self._lock.change_of(kind, name, definition))
 
     def _blocked(self, change: Change) -> WrapFailure:
         if change.before is None and change.now is None:

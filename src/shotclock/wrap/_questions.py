@@ -30,7 +30,7 @@ class ServerQuestions:
         """Note a request of the server. Return its new id; None in the first life, whose ids are unchanged."""
         if not isinstance(server_id, str | int):
             return None
-        self._guard.is_server_asking = True
+        self._guard.set_server_asking(True)
         if not self.has_fresh_ids:
             self._open[type(server_id).__name__, server_id] = server_id
             return None
@@ -41,11 +41,10 @@ class ServerQuestions:
     def close(self, key: Key | None) -> str | int | None:
         """Return the server's own id of a request that is answered or cancelled; None if it is unknown."""
         server_id = None if key is None else self._open.pop(key, None)
-        self._guard.is_server_asking = bool(self._open)
-        self._guard.restart_idle_limits()
+        self._guard.set_server_asking(bool(self._open))
         return server_id
 
-    def take_answer(self, message: RpcMessage) -> None:
+    def handle_answer(self, message: RpcMessage) -> None:
         """Pass an answer of the client. One to a process that is gone is dropped."""
         server_id = self.close(message.key)
         if server_id is None and self.has_fresh_ids:
@@ -53,7 +52,7 @@ class ServerQuestions:
         is_renamed = server_id is not None and key_of(server_id) != message.key
         self._server.send(message.with_id(server_id) if is_renamed and server_id is not None else message.line)
 
-    def take_cancellation(self, message: RpcMessage) -> None:
+    def handle_cancellation(self, message: RpcMessage) -> None:
         """Pass `notifications/cancelled` of the server, with the id that the client knows."""
         cancelled = key_of(message.params.get("requestId"))
         found = next((key for key, own in self._open.items() if key_of(own) == cancelled), None)
@@ -70,4 +69,4 @@ class ServerQuestions:
         for _, id in self._open:
             self._client.write_line(cancellation_line(id, "the server that asked is gone"))
         self._open.clear()
-        self._guard.is_server_asking = False
+        self._guard.set_server_asking(False)

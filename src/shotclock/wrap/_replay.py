@@ -74,13 +74,13 @@ class ReplayMemory:
     def is_own(self, id: object) -> bool:
         return isinstance(id, str) and id.startswith(OWN_PREFIX) and id.endswith(self._own_suffix)
 
-    def note_client_message(self, message: RpcMessage) -> None:
+    def record_client_message(self, message: RpcMessage) -> None:
         if message.method == "notifications/initialized":
             self._initialized = message.line
         elif not self.envelope and REVISION_KEY in message.meta and message.method != DISCOVER:
             self.envelope = envelope_of_protocol(message.meta)
 
-    def note_result(self, request: ClientRequest, result: object) -> None:
+    def record_result(self, request: ClientRequest, result: object) -> None:
         """Remember a request that the server has granted, if a new process has to get it, too."""
         match request.method:
             case "initialize" if request.line:
@@ -88,7 +88,8 @@ class ReplayMemory:
             case "logging/setLevel":
                 self._level = request.line
             case "resources/subscribe" | "resources/unsubscribe" if request.line:
-                uri = _uri_of(request.line)
+                message = read_line(request.line)
+                uri = "" if message is None else str(message.params.get("uri"))
                 self._subscriptions.pop(uri, None)
                 if request.method == "resources/subscribe":
                     self._subscriptions[uri] = request.line
@@ -121,9 +122,4 @@ class ReplayMemory:
 
 def _under(own_id: str, line: bytes) -> bytes:
     message = read_line(line)
-    return b"" if message is None else message.with_id(own_id) or b""
-
-
-def _uri_of(line: bytes) -> str:
-    message = read_line(line)
-    return "" if message is None else str(message.params.get("uri"))
+    return b"" if message is None else message.with_id(own_id)

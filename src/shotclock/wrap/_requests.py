@@ -1,4 +1,4 @@
-"""Open requests of a client, and the moment at which each has to be looked at."""
+"""Open requests of a client, each with its next deadline."""
 
 from __future__ import annotations
 
@@ -101,10 +101,7 @@ class RequestTable:
     def __iter__(self) -> Iterator[ClientRequest]:
         return iter(list(self._open.values()))
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def find(self, key: Key | None) -> ClientRequest | None:
+    def get(self, key: Key | None) -> ClientRequest | None:
         return None if key is None else self._open.get(key)
 
     def with_token(self, token: object) -> ClientRequest | None:
@@ -116,21 +113,15 @@ class RequestTable:
 
     @property
     def has_waiting(self) -> bool:
-        """Return whether the client waits for an answer."""
         return any(request.state is not RequestState.CANCELLED for request in self._open.values())
-
-    @property
-    def has_sent(self) -> bool:
-        """Return whether the server has a request to answer."""
-        return any(request.state is not RequestState.HELD for request in self._open.values())
 
     def add(self, request: ClientRequest) -> None:
         self._open[request.key] = request
         if request.token is not None:
             self._by_token[request.token] = request
-        self.look_again_at(request)
+        self.reschedule(request)
 
-    def look_again_at(self, request: ClientRequest) -> None:
+    def reschedule(self, request: ClientRequest) -> None:
         """Take the changed limits of a request into account."""
         self.next_due_ns = min(self.next_due_ns, request.due(self._grace_ms)[0])
 
@@ -148,7 +139,7 @@ class RequestTable:
     def was_answered(self, key: Key) -> bool:
         return key in self._answered
 
-    def take_due(self, now_ns: int) -> list[tuple[ClientRequest, ClockKind | None]]:
+    def list_due(self, now_ns: int) -> list[tuple[ClientRequest, ClockKind | None]]:
         """Return the requests whose moment has come, with the limit that each has reached."""
         due = []
         self.next_due_ns = NEVER_NS
@@ -201,7 +192,6 @@ OnOpen = Callable[[list[OpenRequest]], None]
 
 
 def outcome_of(answer: RpcMessage) -> str:
-    """Return the outcome of a request that the server has answered."""
     if answer.is_error:
         return "error"
     return "tool_error" if answer.is_tool_error else "ok"
@@ -216,7 +206,6 @@ def digest_of_arguments(call: RpcMessage) -> str | None:
 
 
 def new_request(message: RpcMessage, now_ns: int) -> ClientRequest:
-    """Return the open request of a message that is one."""
     if message.key is None or message.method is None:
         raise ValueError("the message is no request")
     name = message.params.get("name")

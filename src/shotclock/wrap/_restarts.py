@@ -21,7 +21,7 @@ class Restarts:
         self._crashes: deque[int] = deque()
         self._open_until_ns = 0
 
-    def note_crash(self, now_ns: int) -> int:
+    def record_crash(self, now_ns: int) -> int:
         """Return when to start the server again. The first restart is immediate."""
         while self._crashes and self._crashes[0] < now_ns - WINDOW_MS * NS_PER_MS:
             self._crashes.popleft()

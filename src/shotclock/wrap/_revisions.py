@@ -17,7 +17,7 @@ from ..supervise.clock import monotonic_ns
 from ._failures import WrapFailure
 from ._guard import RequestGuard
 from ._links import ServerLink
-from ._messages import DISCOVER, REVISION_KEY, JsonObject, RpcMessage, encode
+from ._messages import DISCOVER, REVISION_KEY, RpcMessage, encode, error_of
 from ._replay import ReplayMemory
 from ._requests import NEVER_NS, ClientRequest
 
@@ -79,9 +79,9 @@ class RevisionCheck:
             self._server.send(self._memory.discovery_line(self._own_id))
         return True
 
-    def take_own_answer(self, message: RpcMessage) -> None:
+    def handle_own_answer(self, message: RpcMessage) -> None:
         if message.id == self._own_id:
-            is_unclear = message.is_error and _error_of(message).get("code") == _INTERNAL_ERROR
+            is_unclear = message.is_error and error_of(message).get("code") == _INTERNAL_ERROR
             self._is_older = None if is_unclear else message.is_error
             self._settle_waiting()
 
@@ -89,15 +89,15 @@ class RevisionCheck:
         """Pass on the errors that waited, with a sentence more if the server is older."""
         waiting, self._waiting, self._own_id, self.next_due_ns = self._waiting, [], "", NEVER_NS
         for request, message in waiting:
-            if self._guard.requests.find(request.key) is request:
-                self._pass_on(request, self._with_reason(message) if self._is_older else message)
+            if self._guard.requests.get(request.key) is request:
+                if self._is_older:
+                    error = error_of(message)
+                    reason = f"{error.get('message', 'the server refused the request')}. shotclock: {self._explain()}"
+                    content = {**json.loads(message.line), "error": {**error, "message": f"{reason}. {_ADVICE}."}}
+                    message = replace(message, line=encode(content))
+                self._pass_on(request, message)
 
-    def _with_reason(self, message: RpcMessage) -> RpcMessage:
-        error = _error_of(message)
-        text = f"{error.get('message', 'the server refused the request')}. shotclock: {self._explain()}. {_ADVICE}."
-        return replace(message, line=encode({**json.loads(message.line), "error": {**error, "message": text}}))
-
-    def note_lost_server(self) -> None:
+    def handle_lost_server(self) -> None:
         """Pass on what was answered, and forget the revision: another process may have another one."""
         self._settle_waiting()
         self._is_older = None
@@ -105,8 +105,3 @@ class RevisionCheck:
     def check(self, now_ns: int) -> None:
         if now_ns >= self.next_due_ns:
             self._settle_waiting()
-
-
-def _error_of(message: RpcMessage) -> JsonObject:
-    error = json.loads(message.line)["error"]
-    return error if isinstance(error, dict) else {}

@@ -36,7 +36,6 @@ class ServerCommand:
 
     @property
     def name(self) -> str:
-        """Return the name of the server in the log of calls."""
         return server_name(self.argv)
 
     @property
@@ -188,25 +187,15 @@ class ServerProcess:
             return f"was killed by {signal_name(-report.status)}"
         return f"ended with exit code {report.status}"
 
-    def close_stdin(self) -> None:
-        if self.stdin_fd >= 0:
-            os.close(self.stdin_fd)
-            self.stdin_fd = -1
-
-    def close_stdout(self) -> None:
-        if self.stdout_fd >= 0:
-            os.close(self.stdout_fd)
-            self.stdout_fd = -1
-
-    def close_stderr(self) -> None:
-        if self.stderr_fd >= 0:
-            os.close(self.stderr_fd)
-            self.stderr_fd = -1
+    def close_stream(self, name: str) -> None:
+        """Close our end of `stdin`, `stdout` or `stderr`."""
+        if (fd := getattr(self, f"{name}_fd")) >= 0:
+            os.close(fd)
+            setattr(self, f"{name}_fd", -1)
 
     def close(self) -> None:
-        self.close_stdin()
-        self.close_stdout()
-        self.close_stderr()
+        for name in ("stdin", "stdout", "stderr"):
+            self.close_stream(name)
         if self._supervisor is not None:
             self._supervisor.close()
             self._supervisor = None

@@ -14,7 +14,7 @@ from ._failures import WrapFailure
 from ._gate import Gate, Policy
 from ._guard import RequestGuard
 from ._known_tools import KnownTools
-from ._large_results import cut_result, has_structure
+from ._large_results import cut_result
 from ._limits import ServerLimits
 from ._lines import LONGEST_LINE, LongLine
 from ._links import ClientLink, Note, ServerLink
@@ -49,11 +49,11 @@ from ._revisions import RevisionCheck
 MOST_HELD = 2 * 1024 * 1024
 # After a restart the server may announce the same change several times.
 JOIN_CHANGES_MS = 300
+# A tolerant server might take such a line for a call.
+_UNREADABLE = "a line that is no valid message, or ambiguous in its keys, was not passed on"
 
 
 class ClientSession:
-    """The state of one client connection."""
-
     def __init__(
         self,
         limits: ServerLimits,
@@ -104,7 +104,6 @@ class ClientSession:
 
     @property
     def has_held(self) -> bool:
-        """Return whether messages wait for the server."""
         return bool(self._held)
 
     @property
@@ -114,17 +113,17 @@ class ClientSession:
 
     # --- from the client -----------------------------------------------------------------------------------------
 
-    def take_from_client(self, line: bytes | LongLine) -> None:
+    def handle_client_line(self, line: bytes | LongLine) -> None:
         if isinstance(line, LongLine):
             self._refuse_long_line(line)
         elif (message := self._read(line)) is None:
             self._pass_unread(line)
         elif message.is_request:
-            self._take_request(message)
+            self._handle_request(message)
         elif message.is_answer:
-            self._questions.take_answer(message)
+            self._questions.handle_answer(message)
         else:
-            self._take_client_notification(message)
+            self._handle_client_notification(message)
 
     def _pass_unread(self, line: bytes) -> None:
         """Pass a line that is no message, so that the server refuses it as it would without us."""
@@ -132,13 +131,9 @@ class ClientSession:
             self._refuse_line(None, "batches of messages are not passed on; send each message as a line of its own")
         elif line.strip() and self._policy.decides:
             message = read_line(line)
-            self._refuse_unread(message.id if message is not None and message.is_request else None)
+            self._refuse_line(message.id if message is not None and message.is_request else None, _UNREADABLE)
         elif line.strip() and self._server.accepts:
             self._server.send(line)
-
-    def _refuse_unread(self, id: object) -> None:
-        """Refuse a line that a tolerant server might take for a call."""
-        self._refuse_line(id, "a line that is no valid message, or ambiguous in its keys, was not passed on")
 
     def _refuse_long_line(self, line: LongLine) -> None:
         message = read_long_line(line)
@@ -150,8 +145,8 @@ class ClientSession:
     def _refuse_line(self, id: object, why: str) -> None:
         self._client.write_line(error_line(id, why))
 
-    def _take_request(self, message: RpcMessage) -> None:
-        if self.requests.find(message.key) is not None or self.memory.is_own(message.id):
+    def _handle_request(self, message: RpcMessage) -> None:
+        if self.requests.get(message.key) is not None or self.memory.is_own(message.id):
             self._refuse_line(None, "a request with the id of an open request was not passed on")
             return
         if self._answer_from_catalogue(message):
@@ -170,36 +165,35 @@ class ClientSession:
         """Answer a request as the server did the last time, as long as it has not spoken this time."""
         if self._catalogue is None or self._server.has_spoken or self._server.generation > 1:
             return False
-        known = self._catalogue.find(message)
+        known = self._catalogue.get(message)
         if known is None or self._server.want() is not None:
             return False
         answer = read_line(encode({"jsonrpc": "2.0", "id": message.id, **known}))
         if answer is None:
             return False
-        self.memory.note_client_message(message)
+        self.memory.record_client_message(message)
         self._client.write_line(self.gate.screen(new_request(message, monotonic_ns()), answer))
         result = known.get("result")
         if message.method == "initialize":
-            self.memory.note_result(new_request(message, monotonic_ns()), result)
+            self.memory.record_result(new_request(message, monotonic_ns()), result)
             self._server.greet()
         elif message.method == "tools/list":
             self._tools.learn(result)
         return True
 
     def keep_greeting(self, answer: RpcMessage) -> None:
-        """Keep the answer to a greeting that we have sent."""
         if self._catalogue is not None:
             self._catalogue.keep(self.memory.initialize_line, answer)
 
     def _open_request(self, message: RpcMessage) -> ClientRequest | None:
         """Open a request; None if it is answered at once."""
-        self.memory.note_client_message(message)
+        self.memory.record_client_message(message)
         request = new_request(message, monotonic_ns())
         request.limits = self._limits.of(request.method, request.tool)
         if self._catalogue is not None and not self._server.has_spoken:  # its first start may take long
             request.limits = replace(request.limits, queue_ms=self._limits.start_up_ms)
         if request.is_call:
-            request.effects = self._tools.find(request.tool).effects
+            request.effects = self._tools.get(request.tool).effects
             request.digest = digest_of_arguments(message) if self.guard.is_recorded else None
         self.guard.watch(request)
         unusable = self._revisions.refuse(message) or self._server.want()
@@ -215,17 +209,17 @@ class ClientSession:
         if not self._server.accepts or not self._server.send(request.line):
             self._hold(request)
             return
-        self.guard.note_sent(request)
+        self.guard.record_sent(request)
         if not request.may_be_repeated:
             request.line = b""  # it is not needed again, and hundreds of open calls would keep theirs
 
-    def _take_client_notification(self, message: RpcMessage) -> None:
+    def _handle_client_notification(self, message: RpcMessage) -> None:
         if self.gate.guards(message.method):
-            self._refuse_unread(None)  # a call without an id
+            self._refuse_line(None, _UNREADABLE)  # a call without an id
             return
-        self.memory.note_client_message(message)
+        self.memory.record_client_message(message)
         if message.method == "notifications/cancelled":
-            request = self.requests.find(key_of(message.params.get("requestId")))
+            request = self.requests.get(key_of(message.params.get("requestId")))
             if request is None and not self._server.accepts:
                 return
             if request is not None and self.guard.cancel(request):
@@ -241,74 +235,76 @@ class ClientSession:
 
     # --- from the server -----------------------------------------------------------------------------------------
 
-    def take_from_server(self, line: bytes | LongLine) -> None:
+    def handle_server_line(self, line: bytes | LongLine) -> None:
         if isinstance(line, LongLine):
             self._drop_long_line(line)
         elif (message := read_line(line)) is not None:
-            if self.gate.checks_answers and read_strictly(line) is None:
-                self._refuse_answer(message, line)
+            if self.gate.checks_answers and read_strictly(line) is None:  # the client may read it differently
+                what = "was answered with a message that is ambiguous in its keys, which cannot be checked"
+                if not self._fail_answer(message, "RESULT_INVALID", what):
+                    self._handle_noise(line)
             else:
-                self._take_server_message(message)
+                self._handle_server_message(message)
         elif line.strip():
-            self._take_noise(line)
+            self._handle_noise(line)
 
     def _drop_long_line(self, line: LongLine) -> None:
         """Answer the request that a line was about which is too long to be passed."""
         message = read_long_line(line)
-        self._server.heard(message)
         what = f"was answered with {line.size} bytes; the most that is passed on is {LONGEST_LINE}"
-        request = self.requests.find(message.key) if message.is_answer else None
-        if request is not None and request.state is not RequestState.HELD:
-            self.guard.fail(request, WrapFailure("RESULT_TOO_LARGE", what, Ending.FINISHED))
-        elif self.memory.is_own(message.id) and self._policy.decides:
-            self.gate.lists.fail(message.id, f"it {what}")
-        else:
+        if not self._fail_answer(message, "RESULT_TOO_LARGE", what):
             self._note(f"shotclock: dropped a line of the server of {line.size} bytes: the most is {LONGEST_LINE}")
             if message.is_request:
                 self._server.send(error_line(message.id, "the request is too long to be passed on"))
         if message.is_answer:
             self.guard.answer_stopping()
 
-    def _refuse_answer(self, message: RpcMessage, line: bytes) -> None:
-        """Refuse a message that the client may read differently, while definitions are pinned."""
-        self._server.heard(message)
-        why = "a message that is ambiguous in its keys, which cannot be checked"
-        request = self.requests.find(message.key) if message.is_answer else None
+    def _fail_answer(self, message: RpcMessage, code: str, what: str) -> bool:
+        """Fail the request that is answered with a message which is not passed on. Return whether there is one."""
+        self._server.record_sign_of_life(message)
+        request = self.requests.get(message.key) if message.is_answer else None
         if request is not None and request.state is not RequestState.HELD:
-            self.guard.fail(request, WrapFailure("RESULT_INVALID", f"was answered with {why}", Ending.FINISHED))
+            self.guard.fail(request, WrapFailure(code, what, Ending.FINISHED))
         elif self.memory.is_own(message.id) and self._policy.decides:
-            self.gate.lists.fail(message.id, f"it was answered with {why}")
+            self.gate.lists.fail(message.id, f"it {what}")
         else:
-            self._take_noise(line)
+            return False
+        return True
 
-    def _take_noise(self, line: bytes) -> None:
+    def _handle_noise(self, line: bytes) -> None:
         self.noise_lines += 1
         self._note(line.decode("utf-8", "replace").rstrip("\r\n"))
 
-    def _take_server_message(self, message: RpcMessage) -> None:
-        self._server.heard(message)
+    def _handle_server_message(self, message: RpcMessage) -> None:
+        self._server.record_sign_of_life(message)
         if message.is_answer:
-            self._take_server_answer(message)
+            self._handle_server_answer(message)
         elif message.is_request:
             new_id = self._questions.open(message.id)
             self._client.write_line(message.line if new_id is None else message.with_id(new_id))
         else:
-            self._take_server_notification(message)
+            self._handle_server_notification(message)
 
-    def _take_server_answer(self, message: RpcMessage) -> None:
-        request = self.requests.find(message.key)
+    def _handle_server_answer(self, message: RpcMessage) -> None:
+        request = self.requests.get(message.key)
         if message.id is None and message.is_error:  # about a line that could not be read
             self._client.write_line(message.line)
         elif self.memory.is_own(message.id):
-            self._revisions.take_own_answer(message)
-            self.gate.lists.take_answer(message)
+            self._revisions.handle_own_answer(message)
+            self.gate.lists.handle_answer(message)
         elif request is None or request.state is RequestState.HELD:
             if message.key is None or not self.requests.was_answered(message.key):
                 self._note(f"shotclock: dropped an answer of the server with the unknown id {message.id!r}")
         elif self._revisions.take(request, message):
             pass
-        elif request.is_call and not message.is_error and 0 < self._limits.result_bytes < len(message.line):
-            self._write_large(request, message)
+        elif request.is_call and isinstance(message.result, dict) and 0 < self._limits.result_bytes < len(message.line):
+            # Clients refuse a success without the structured content that the tool declares.
+            has_schema = self._tools.get(request.tool).has_output_schema
+            is_error = message.is_tool_error or (
+                "structuredContent" in message.result if has_schema is None else has_schema
+            )
+            limit, is_modern = self._limits.result_bytes, self.memory.is_modern
+            self._client.write_line(cut_result(request, message, limit, is_error=is_error, is_modern=is_modern))
             self._finish(request, message)
         elif request.state is not RequestState.STOPPING or not message.is_error:
             self._pass_answer(request, message)
@@ -318,13 +314,6 @@ class ClientSession:
         self._client.write_line(self.gate.screen(request, message))  # first: the client can work while we note the end
         self._finish(request, message)
 
-    def _write_large(self, request: ClientRequest, message: RpcMessage) -> None:
-        # Clients refuse a success without the structured content that the tool declares.
-        has_schema = self._tools.find(request.tool).has_output_schema
-        is_error = message.is_tool_error or (has_structure(message.line) if has_schema is None else has_schema)
-        limit, is_modern = self._limits.result_bytes, self.memory.is_modern
-        self._client.write_line(cut_result(request, message.line, limit, is_error=is_error, is_modern=is_modern))
-
     def _finish(self, request: ClientRequest, message: RpcMessage) -> None:
         self.requests.remove(request)
         self.requests.remember(request.key)
@@ -332,18 +321,18 @@ class ClientSession:
         if self._catalogue is not None and request.line:
             self._catalogue.keep(request.line, message)
         if not message.is_error:
-            self.memory.note_result(request, message.result)
+            self.memory.record_result(request, message.result)
             self.gate.lists.read_if_stale()  # a call may have come before the greeting was answered
             if request.method == "tools/list":
                 self._tools.learn(message.result)
         self.guard.report(request, outcome_of(message), answer_bytes=len(message.line))
 
-    def _take_server_notification(self, message: RpcMessage) -> None:
+    def _handle_server_notification(self, message: RpcMessage) -> None:
         if message.method == "notifications/cancelled":
-            self._questions.take_cancellation(message)
+            self._questions.handle_cancellation(message)
             return
         if message.method == "notifications/progress":
-            self.guard.note_progress(message.params.get("progressToken"))
+            self.guard.record_progress(message.params.get("progressToken"))
         elif message.method in LIST_CHANGES:
             self.gate.handle_list_change(LIST_CHANGES[message.method])
             if self._changes_ns != NEVER_NS:
@@ -365,10 +354,13 @@ class ClientSession:
         if self._held:
             self._keep_held([each for each in self._held if isinstance(each, RpcMessage) or self._is_open(each)])
         if now_ns >= self._changes_ns:
-            self._announce_changes()
+            self._changes_ns = NEVER_NS
+            for method, kind in LIST_CHANGES.items():
+                if kind in self._changes:
+                    self._client.write_line(notification_line(method))
 
     def _is_open(self, request: ClientRequest) -> bool:
-        return self.requests.find(request.key) is request
+        return self.requests.get(request.key) is request
 
     def _keep_held(self, held: list[RpcMessage | ClientRequest]) -> None:
         self._held, self._held_size = held, sum(len(each.line) for each in held)
@@ -376,7 +368,6 @@ class ClientSession:
     # --- processes of the server ---------------------------------------------------------------------------------
 
     def send_held(self) -> None:
-        """Send the messages that waited for the server."""
         held = self._held
         self._keep_held([])
         for each in held:
@@ -393,7 +384,7 @@ class ClientSession:
         `unusable` is the answer to held requests, if there will be no such process soon.
         """
         self._questions.cancel_all()
-        self._revisions.note_lost_server()
+        self._revisions.handle_lost_server()
         self.gate.lists.handle_lost_server()
         again: list[RpcMessage | ClientRequest] = []
         for request in self.requests:
@@ -404,7 +395,7 @@ class ClientSession:
                     request.is_repeated, request.state = request.method != LISTEN, RequestState.HELD
                     request.held_ns = monotonic_ns()
                     again.append(request)
-                    self.requests.look_again_at(request)
+                    self.requests.reschedule(request)
                 case RequestState.SENT | RequestState.STOPPING:
                     self.guard.answer_lost(request, lost)
                 case RequestState.HELD if unusable is not None:
@@ -415,9 +406,3 @@ class ClientSession:
         """Announce lists that may have changed, together with the announcements of the new server."""
         self._changes = set(kinds)
         self._changes_ns = monotonic_ns() + JOIN_CHANGES_MS * NS_PER_MS
-
-    def _announce_changes(self) -> None:
-        self._changes_ns = NEVER_NS
-        for method, kind in LIST_CHANGES.items():
-            if kind in self._changes:
-                self._client.write_line(notification_line(method))

@@ -28,15 +28,13 @@ def read_some(fd: int) -> bytes | None:
 
 
 class LineWriter:
-    """A descriptor to which lines are written."""
-
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, shared: bool = False) -> None:
         self.fd = fd
         self.is_broken: bool = False
         self._unwritten = bytearray()
         mode = os.fstat(fd).st_mode
         # Other programs may share a terminal or a file, and their flags are not ours to change.
-        self._has_own_flags = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+        self._has_own_flags = not shared and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
         if self._has_own_flags:
             os.set_blocking(fd, False)
 
@@ -77,33 +75,34 @@ class LineWriter:
             self.is_broken = True
             return len(data)
 
-    def finish(self, within_ms: int) -> None:
-        """Write the rest, as far as the reader takes it in time, and leave the descriptor as it was."""
+    def flush_ready(self, within_ms: int = 0) -> None:
+        """Write as much as the reader takes in this time."""
         poller = select.poll()
         poller.register(self.fd, select.POLLOUT)
         give_up_ns = monotonic_ns() + within_ms * NS_PER_MS
         while self.has_unwritten and not self.is_broken:
-            left_ms = (give_up_ns - monotonic_ns()) // NS_PER_MS
-            if left_ms <= 0 or not poller.poll(left_ms):
+            if not poller.poll(max(0, (give_up_ns - monotonic_ns()) // NS_PER_MS)):
                 break
+            before = len(self._unwritten)
             self.flush()
+            if len(self._unwritten) == before:
+                break
+
+    def finish(self, within_ms: int) -> None:
+        """Write the rest, as far as the reader takes it in time, and leave the descriptor as it was."""
+        self.flush_ready(within_ms)
         if self._has_own_flags:
             os.set_blocking(self.fd, True)
 
 
-class NoteWriter:
+class NoteWriter(LineWriter):
     """Our stderr. A reader that does not read loses text instead of stopping the server."""
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        super().__init__(fd, shared=True)
         self._dropped = 0
-        self._unwritten = bytearray()
 
-    @property
-    def has_unwritten(self) -> bool:
-        return bool(self._unwritten)
-
-    def write_line(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Write a line of ours. Names of tools must neither end it nor hide a part of it."""
         if not text.isprintable():
             marked = (mark if mark.isprintable() or mark == "\t" else f"<U+{ord(mark):04X}>" for mark in text)
@@ -111,22 +110,11 @@ class NoteWriter:
         self.write(text.encode("utf-8", "replace") + b"\n")
 
     def write(self, text: bytes) -> None:
-        if self._dropped and not self._unwritten:
+        if self._dropped and not self.has_unwritten:
             note = f"\nshotclock: {self._dropped} bytes are left out here, because stderr was not read\n"
-            self._unwritten += note.encode()
+            self.write_line(note.encode())
             self._dropped = 0
         room = max(0, MOST_UNWRITTEN - len(self._unwritten))
         self._dropped += max(0, len(text) - room)
-        self._unwritten += text[:room]
-        self.flush()
-
-    def flush(self) -> None:
-        poller = select.poll()
-        poller.register(self.fd, select.POLLOUT)
-        while self._unwritten and poller.poll(0):  # POLLOUT promises room for this much, so the write cannot block
-            try:
-                del self._unwritten[: os.write(self.fd, self._unwritten[:PIPE_ROOM])]
-            except BlockingIOError:
-                return
-            except OSError:
-                self._unwritten.clear()
+        self.write_line(text[:room])
+        self.flush_ready()

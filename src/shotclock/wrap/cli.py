@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
 
 from ..calls.commands import problems_with
 from ..commands.exec import EXIT_CODES, NOT_DONE, read_byte_count
@@ -49,21 +48,10 @@ from ._limits import (
     read_tool_limits,
 )
 from ._pins import LockFile
-from ._requests import EndedRequest, OnEnded
+from ._requests import EndedRequest
 from ._server_process import AdapterCommand, ServerCommand
 from .remote.endpoint import Endpoint, read_header, read_url
 from .rules import CallVerdict, Rules, rule_reader
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ._call_spans import CallSpans
-
-_CALL = "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)"
-_SERVER = "Limits of the server"
-_LIFE = "Life of the server"
-_REMOTE = "A server over HTTP"
-_LOG = "Log of calls"
-_POLICY = "Policy (the first rule that matches a call counts; without a match it is allowed)"
 
 
 def main(words: list[str]) -> int:
@@ -86,16 +74,26 @@ def main(words: list[str]) -> int:
     catalogue = LastCatalogue(server) if line.values["cached_catalogue"] else None
     name = line.values["name"] or server.name
     log = None if line.values["no_log"] else CallLog(name)
-    traced = _begin_spans(name)
+    traced = None
+    if are_wanted():
+        from ..calls.telemetry import is_installed  # with threads and queues, which others need not load
+        from ._call_spans import CallSpans
+
+        traced = CallSpans(name) if is_installed() else None
     records = [each.add for each in (log, traced) if each is not None]
+
+    def record_end(ended: EndedRequest) -> None:
+        for record in records:
+            record(ended)
+
     front = Front(
         server,
         limits,
         signals,
         is_lazy=line.values["lazy"],
         policy=policy,
-        on_ended=_call_each(records) if records else None,
-        on_open=None if log is None else log.note_open,
+        on_ended=record_end if records else None,
+        on_open=None if log is None else log.record_open,
         catalogue=catalogue,
     )
     if os.isatty(0):
@@ -138,26 +136,6 @@ def read_server(line: ParsedLine, command: list[str], env: dict[str, str], grace
     return AdapterCommand(replace(endpoint, headers=tuple(headers.items())), grace_ms)
 
 
-def _begin_spans(server: str) -> CallSpans | None:
-    if not are_wanted():
-        return None
-    from ..calls.telemetry import is_installed  # with threads and queues, which others need not load
-    from ._call_spans import CallSpans
-
-    return CallSpans(server) if is_installed() else None
-
-
-def _call_each(records: Sequence[OnEnded]) -> OnEnded:
-    if len(records) == 1:
-        return records[0]
-
-    def add(ended: EndedRequest) -> None:
-        for record in records:
-            record(ended)
-
-    return add
-
-
 def read_policy(line: ParsedLine, command: list[str], env: dict[str, str]) -> Policy | None:
     """Return the policy that a command line sets, if any. Adds the mistakes to the line."""
     values = line.values
@@ -179,11 +157,14 @@ def read_policy(line: ParsedLine, command: list[str], env: dict[str, str]) -> Po
 
 
 def _rule(verdict: CallVerdict, help: str) -> Option:
-    return option(f"--{verdict}", "RULE", help, read=rule_reader(verdict), repeats=True, heading=_POLICY, key="rules")
+    return option(f"--{verdict}", "RULE", help, read=rule_reader(verdict), repeats=True, key="rules")
+
+
+def _under(heading: str, *options: Option) -> list[Option]:
+    return [replace(each, heading=heading) for each in options]
 
 
 def read_limits(line: ParsedLine) -> ServerLimits:
-    """Return the limits that a command line sets."""
     values = line.values
     return ServerLimits(
         call=CallLimits(values["timeout"], values["idle"], values["queue"]),
@@ -214,155 +195,126 @@ def _read_variable(text: str) -> tuple[str, str]:
     return text, os.environ[text]
 
 
-def _of(default_ms: int) -> str:
-    return format_duration(default_ms)
+def _limit(name: str, help: str, default_ms: int = 0) -> Option:
+    return duration(name, help, default=format_duration(default_ms) if default_ms else "0")
 
+
+_CALL = _under(
+    "Limits of a call (500ms, 30s, 5m or PT30S; 0 means none)",
+    _limit(
+        "--timeout",
+        "The time for a call. It is cancelled then, and answered at most a grace later.",
+        DEFAULT_TIMEOUT_MS,
+    ),
+    _limit(
+        "--idle",
+        "Answer a call after this time without progress. Time in which a person answers the server does not count.",
+    ),
+    _limit(
+        "--queue", "Answer a call that has waited this long for a server that is being started again.", DEFAULT_QUEUE_MS
+    ),
+    option(
+        "--tool",
+        "PATTERN=LIMITS",
+        "Other limits for the tools of that name, as in 'build_*=timeout:30m,idle:2m'. The first match counts.",
+        read=read_tool_limits,
+        repeats=True,
+    ),
+    _limit(
+        "--heartbeat",
+        "Report progress to the client this often for a call with a progress token, while the server reports none.",
+    ),
+    option(
+        "--result-limit",
+        "N",
+        "Cut larger results of calls to this many bytes (64k, 1M), head and tail; the result then links to a file "
+        "with the whole.",
+        default="0",
+        read=_read_result_limit,
+    ),
+)
+_SERVER = _under(
+    "Limits of the server",
+    _limit("--start-up", "The time for the first answer, downloads included.", DEFAULT_START_UP_MS),
+    _limit("--list", "The time to list tools and the like.", DEFAULT_LIST_MS),
+    _limit(
+        "--grace", "The time to react to a cancellation or SIGTERM. After it the server is killed.", DEFAULT_GRACE_MS
+    ),
+    _limit("--shutdown", "The time to end after the client has gone.", DEFAULT_SHUTDOWN_MS),
+)
+_POLICY = _under(
+    "Policy (the first rule that matches a call counts; without a match it is allowed)",
+    _rule(
+        CallVerdict.ALLOW,
+        "Let such calls pass. A rule is a pattern of tools, as 'read_*', or destructive, read-only, idempotent or "
+        "open-world, and patterns of arguments, as 'write_file path=/tmp/*'.",
+    ),
+    _rule(CallVerdict.ASK, "Ask a person in the inbox before such calls. A tool without hints is destructive."),
+    _rule(CallVerdict.DENY, "Answer such calls with an error."),
+    flag("--read-only", "Deny every tool that does not declare readOnlyHint."),
+    _limit(
+        "--ask-wait",
+        "How long a call waits for a person. The identical call picks a later decision up.",
+        DEFAULT_ASK_WAIT_MS,
+    ),
+    option(
+        "--lock",
+        "FILE",
+        "Pin the definitions of tools, prompts and resource templates, and the instructions of the server, in this "
+        "file. The first start writes it; later, others are left out of lists and cannot be used.",
+    ),
+    option(
+        "--on-change",
+        "WHAT",
+        "block, or ask a person in the inbox whether a changed definition may be pinned.",
+        choices=("block", "ask"),
+        default="block",
+        needs="--lock",
+    ),
+    flag("--update-lock", "Pin the definitions anew, as the server lists them.", needs="--lock"),
+)
+_LIFE = _under(
+    "Life of the server",
+    flag("--lazy", "Start the server with the first message of the client."),
+    flag(
+        "--cached-catalogue",
+        "Until the server is ready, answer the greeting of the client and its list of tools as the server did the "
+        "last time.",
+    ),
+    _limit("--idle-shutdown", "Stop the server after this time without messages; the next one starts it again."),
+    _limit("--max-lifetime", "Stop the server at this age, once no call is open; the next message starts it again."),
+    option("--cwd", "DIR", "Run the server in this directory.", excludes=("--url",)),
+    option(
+        "--env",
+        "K[=V]",
+        "Set a variable of the server. Without a value it is the one of the environment.",
+        read=_read_variable,
+        repeats=True,
+        excludes=("--url",),
+    ),
+)
+_REMOTE = _under(
+    "A server over HTTP",
+    option("--url", "URL", "Use the server at this address, over streamable HTTP, in place of a command."),
+    option(
+        "--header",
+        "'NAME: VALUE'",
+        "Send this header with every request, as in 'Authorization: Bearer ${TOKEN}', with a variable of the "
+        "environment.",
+        repeats=True,
+        needs="--url",
+    ),
+)
+_LOG = _under(
+    "Log of calls",
+    option("--name", "NAME", "The name of the server in `mcp log`, instead of its program."),
+    flag("--no-log", "Do not record calls for `shotclock mcp log`."),
+)
 
 COMMAND = Subcommand(
     "wrap",
     "Run an MCP server behind limits; restart it when it crashes, and leave nothing behind.",
-    (
-        duration(
-            "--timeout",
-            "The time for a call. It is cancelled then, and answered at most a grace later.",
-            default=_of(DEFAULT_TIMEOUT_MS),
-            heading=_CALL,
-        ),
-        duration(
-            "--idle",
-            "Answer a call after this time without progress. Time in which a person answers the server does not count.",
-            default="0",
-            heading=_CALL,
-        ),
-        duration(
-            "--queue",
-            "Answer a call that has waited this long for a server that is being started again.",
-            default=_of(DEFAULT_QUEUE_MS),
-            heading=_CALL,
-        ),
-        option(
-            "--tool",
-            "PATTERN=LIMITS",
-            "Other limits for the tools of that name, as in 'build_*=timeout:30m,idle:2m'. The first match counts.",
-            read=read_tool_limits,
-            repeats=True,
-            heading=_CALL,
-        ),
-        duration(
-            "--heartbeat",
-            "Report progress to the client this often for a call with a progress token, while the server reports none.",
-            default="0",
-            heading=_CALL,
-        ),
-        option(
-            "--result-limit",
-            "N",
-            "Cut larger results of calls to this many bytes (64k, 1M), head and tail; the result then links to a file "
-            "with the whole.",
-            default="0",
-            read=_read_result_limit,
-            heading=_CALL,
-        ),
-        duration(
-            "--start-up",
-            "The time for the first answer, downloads included.",
-            default=_of(DEFAULT_START_UP_MS),
-            heading=_SERVER,
-        ),
-        duration("--list", "The time to list tools and the like.", default=_of(DEFAULT_LIST_MS), heading=_SERVER),
-        duration(
-            "--grace",
-            "The time to react to a cancellation or SIGTERM. After it the server is killed.",
-            default=_of(DEFAULT_GRACE_MS),
-            heading=_SERVER,
-        ),
-        duration(
-            "--shutdown",
-            "The time to end after the client has gone.",
-            default=_of(DEFAULT_SHUTDOWN_MS),
-            heading=_SERVER,
-        ),
-        _rule(
-            CallVerdict.ALLOW,
-            "Let such calls pass. A rule is a pattern of tools, as 'read_*', or destructive, read-only, idempotent or "
-            "open-world, and patterns of arguments, as 'write_file path=/tmp/*'.",
-        ),
-        _rule(
-            CallVerdict.ASK,
-            "Ask a person in the inbox before such calls. A tool without hints is destructive.",
-        ),
-        _rule(CallVerdict.DENY, "Answer such calls with an error."),
-        flag("--read-only", "Deny every tool that does not declare readOnlyHint.", heading=_POLICY),
-        duration(
-            "--ask-wait",
-            "How long a call waits for a person. The identical call picks a later decision up.",
-            default=_of(DEFAULT_ASK_WAIT_MS),
-            heading=_POLICY,
-        ),
-        option(
-            "--lock",
-            "FILE",
-            "Pin the definitions of tools, prompts and resource templates, and the instructions of the server, in this "
-            "file. The first start writes it; later, others are left out of lists and cannot be used.",
-            heading=_POLICY,
-        ),
-        option(
-            "--on-change",
-            "WHAT",
-            "block, or ask a person in the inbox whether a changed definition may be pinned.",
-            choices=("block", "ask"),
-            default="block",
-            needs="--lock",
-            heading=_POLICY,
-        ),
-        flag("--update-lock", "Pin the definitions anew, as the server lists them.", needs="--lock", heading=_POLICY),
-        flag("--lazy", "Start the server with the first message of the client.", heading=_LIFE),
-        flag(
-            "--cached-catalogue",
-            "Until the server is ready, answer the greeting of the client and its list of tools as the server did the "
-            "last time.",
-            heading=_LIFE,
-        ),
-        duration(
-            "--idle-shutdown",
-            "Stop the server after this time without messages; the next one starts it again.",
-            default="0",
-            heading=_LIFE,
-        ),
-        duration(
-            "--max-lifetime",
-            "Stop the server at this age, once no call is open; the next message starts it again.",
-            default="0",
-            heading=_LIFE,
-        ),
-        option("--cwd", "DIR", "Run the server in this directory.", excludes=("--url",), heading=_LIFE),
-        option(
-            "--env",
-            "K[=V]",
-            "Set a variable of the server. Without a value it is the one of the environment.",
-            read=_read_variable,
-            repeats=True,
-            excludes=("--url",),
-            heading=_LIFE,
-        ),
-        option(
-            "--url",
-            "URL",
-            "Use the server at this address, over streamable HTTP, in place of a command.",
-            heading=_REMOTE,
-        ),
-        option(
-            "--header",
-            "'NAME: VALUE'",
-            "Send this header with every request, as in 'Authorization: Bearer ${TOKEN}', with a variable of the "
-            "environment.",
-            repeats=True,
-            needs="--url",
-            heading=_REMOTE,
-        ),
-        option("--name", "NAME", "The name of the server in `mcp log`, instead of its program.", heading=_LOG),
-        flag("--no-log", "Do not record calls for `shotclock mcp log`.", heading=_LOG),
-    ),
+    (*_CALL, *_SERVER, *_POLICY, *_LIFE, *_REMOTE, *_LOG),
     rest="command",
     usage="[OPTIONS] -- COMMAND [ARGUMENTS…] | [OPTIONS] --url URL",
     description="Run an MCP server that speaks over stdin and stdout, or use one over HTTP. Messages pass unchanged in "
@@ -388,8 +340,8 @@ Exit codes: 0 the client has gone; 125 bad options or a failure of ours; 126 the
 not found. A signal that stopped us also ends us.""",
     main=main,
 )
-FOR_EVERY_SERVER = (_CALL, _SERVER, _LIFE, _LOG, _POLICY)
-"""The headings of options that suit every server over stdin and stdout."""
+FOR_EVERY_SERVER = (*_CALL, *_SERVER, *_LIFE, *_LOG, *_POLICY)
+"""The options that suit every server over stdin and stdout."""
 VERBS = ("install", "remove", "status")
 
 

@@ -179,8 +179,7 @@ def _read_options(words: list[str], names: list[str]) -> WrapOptions:
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the words of our own options, and those of the options of `shotclock wrap`."""
-    offered = (each for each in WRAP.options if each.heading in FOR_EVERY_SERVER)
-    known = {each.name: each for each in offered if each.name not in NOT_FOR_ALL}
+    known = {each.name: each for each in FOR_EVERY_SERVER if each.name not in NOT_FOR_ALL}
     ours = {each.name for each in INSTALL.options} | {"--format", "--help", "-h"}
     own, others, rest = list[str](), list[str](), list(words)
     while rest:

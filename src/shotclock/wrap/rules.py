@@ -121,8 +121,6 @@ def _texts_of(argument: object) -> list[str]:
 
 @value
 class Rules:
-    """The rules of one server, in their order."""
-
     rules: Sequence[Rule] = ()
     is_read_only: bool = False
 
@@ -134,7 +132,7 @@ class Rules:
     def needs_hints(self) -> bool:
         return self.is_read_only or any(rule.needs_hints for rule in self.rules)
 
-    def find_unused(self, tools: Iterable[str]) -> list[Rule]:
+    def list_unused(self, tools: Iterable[str]) -> list[Rule]:
         """Return the rules whose pattern matches none of these names: most likely by mistake."""
         by_name = [rule for rule in self.rules if not rule.needs_hints]
         return [rule for rule in by_name if not any(rule.matches_tool(tool, {}) for tool in tools)]

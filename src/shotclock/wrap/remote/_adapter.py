@@ -90,7 +90,7 @@ class HttpClient:
             error = {"code": PARSE_ERROR, "message": "shotclock: the line is no message and was not sent"}
             self._output.write_line(encode({"jsonrpc": "2.0", "id": None, "error": error}))
         elif message.is_request:
-            self._headers.note_request(message)
+            self._headers.record_request(message)
             headers = self._headers.of_message(message)
             self._begin(RequestExchange(message, body, headers, is_modern=self._headers.is_modern))
         elif message.method == "notifications/cancelled":

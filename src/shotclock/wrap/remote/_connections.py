@@ -44,8 +44,6 @@ class NoAnswer(Exception):
 
 @value
 class OutgoingRequest:
-    """A request to the endpoint."""
-
     verb: str
     headers: HeaderTexts
     body: CollectedMessage | None = None
@@ -141,8 +139,6 @@ class HttpResponse:
 
 
 class HttpLink:
-    """The way to one endpoint."""
-
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._path = endpoint.path
@@ -287,7 +283,6 @@ def _is_silent(sock: socket.socket | None) -> bool:
 
 
 def _explain_loss(error: Exception) -> str:
-    """Return why a request that was begun has no answer."""
     if isinstance(error, http.client.IncompleteRead):
         return "closed the connection in the middle of its answer"
     if isinstance(error, http.client.RemoteDisconnected | ConnectionError | ssl.SSLEOFError):

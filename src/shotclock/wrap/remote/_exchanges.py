@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 from ...core.limits import NS_PER_MS
 from ...supervise.clock import monotonic_ns
-from .._mcp_headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, SESSION
 from .._messages import JsonObject, Key, RpcMessage, encode, error_of, read_line, request_line
 from ._connections import Exchange, HttpLink, HttpResponse, NoAnswer, OutgoingRequest
 from ._events import CollectedMessage, EventReader, MessageTooLarge
-from ._headers import ConversationHeaders, HeaderTexts
+from ._headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, SESSION, ConversationHeaders, HeaderTexts
 from .endpoint import Fate
 
 STDERR = 2
@@ -71,8 +70,6 @@ class LineOutput:
 
 
 class HttpRequests:
-    """The server, as requests of the client see it."""
-
     def __init__(
         self,
         link: HttpLink,
@@ -94,7 +91,7 @@ class HttpRequests:
             session = response.header(SESSION)
             self._headers.session = session if session.isascii() and session.isprintable() else ""
         if response.status >= 400:
-            self._take_refusal(exchange, response)
+            self._handle_refusal(exchange, response)
         elif response.status == 200 and response.kind == EVENT_TYPE:
             self._read_answer(exchange, response)
         elif response.status == 200 and response.kind == JSON_TYPE:
@@ -117,7 +114,7 @@ class HttpRequests:
             self._lose_session(None)
         return self._describe(response, text)
 
-    def _take_refusal(self, exchange: RequestExchange, response: HttpResponse) -> None:
+    def _handle_refusal(self, exchange: RequestExchange, response: HttpResponse) -> None:
         """Pass the error of a server on, or raise NoAnswer."""
         text = response.collect(LONGEST_ERROR)
         status, refusal = response.status, _read_refusal(response, text)
@@ -270,7 +267,7 @@ class HttpRequests:
     def _learn(self, exchange: RequestExchange, message: RpcMessage, text: CollectedMessage) -> None:
         """Note the parts of an answer that later requests need."""
         if exchange.method == "initialize":
-            self._headers.note_greeting(message.result)
+            self._headers.record_greeting(message.result)
         elif exchange.method == "tools/list" and exchange.is_modern:
             self._headers.declared.learn(text.text)
         if exchange.is_own:

@@ -28,8 +28,6 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 @value
 class Endpoint:
-    """An address and the headers of every request."""
-
     scheme: str
     host: str
     port: int
