@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.warm import WarmStart
+
 SERVER = [sys.executable, str(Path(__file__).with_name("scripted_server.py"))]
 # An interpreter or two on a busy machine. Only a hang runs this out.
 ANSWER_WITHIN_S = 30.0
@@ -26,8 +28,9 @@ GREETING = {
 class RawClient:
     """A client that sees the bytes."""
 
-    def __init__(self, argv: list[str], stderr: Any) -> None:
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+    def __init__(self, argv: list[str], stderr: Any, *, cold: bool = False) -> None:
+        start = subprocess.Popen if cold or argv[1:3] != ["-m", "shotclock"] else WarmStart
+        self.process = start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
         self.lines: list[bytes] = []
         """Everything that came, in order."""
         self.others: list[Any] = []
@@ -129,18 +132,19 @@ def is_answer(message: Any, id: Any) -> bool:
 
 @contextmanager
 def wrapped(
-    *options: str, server: list[str] | None = None, greets: bool = True, stderr: Any = None
+    *options: str, server: list[str] | None = None, greets: bool = True, stderr: Any = None, cold: bool = False
 ) -> Iterator[RawClient]:
-    """A client of `shotclock wrap OPTIONS -- SERVER`."""
-    with connected([sys.executable, "-m", "shotclock", "wrap", *options, "--", *(server or SERVER)], stderr) as client:
+    """A client of `shotclock wrap OPTIONS -- SERVER`. Cold where its memory or its imports are looked at."""
+    argv = [sys.executable, "-m", "shotclock", "wrap", *options, "--", *(server or SERVER)]
+    with connected(argv, stderr, cold=cold) as client:
         if greets:
             client.greet()
         yield client
 
 
 @contextmanager
-def connected(argv: list[str], stderr: Any = None) -> Iterator[RawClient]:
-    client = RawClient(argv, stderr)
+def connected(argv: list[str], stderr: Any = None, *, cold: bool = False) -> Iterator[RawClient]:
+    client = RawClient(argv, stderr, cold=cold)
     process = client.process
     try:
         yield client

@@ -207,7 +207,7 @@ def test_a_client_that_does_not_read_its_answers_is_not_read_either(server: Serv
 
 
 def test_a_question_that_finds_no_thread_denies_its_call_only(server: Server) -> None:
-    with wrapped("--ask", "write_file", "--no-log", server=server.command) as client:
+    with wrapped("--ask", "write_file", "--no-log", server=server.command, cold=True) as client:
         assert answer_to(client, "read_file") == "allowed"
         pid = client.process.pid
         status = Path(f"/proc/{pid}/status").read_text()

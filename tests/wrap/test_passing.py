@@ -85,7 +85,7 @@ def test_nothing_is_sent_to_the_server_before_the_client_speaks(tmp_path: Path) 
 @pytest.mark.slow
 def test_a_result_of_10_mb_passes_and_one_of_60_mb_is_refused_in_bounded_memory() -> None:
     for style in ([], ["--id-last"]):
-        with wrapped(server=[*SERVER, *style]) as client:
+        with wrapped(server=[*SERVER, *style], cold=True) as client:
             assert len(client.text("big", size=LARGE)) == LARGE
             text, envelope = failure(client.ask("big", size=TOO_LARGE))
             assert (

@@ -440,7 +440,7 @@ def test_an_approved_call_is_not_repeated_after_a_crash(server: Server, tmp_path
 
 
 def test_the_process_in_front_stays_small_with_an_inbox(server: Server) -> None:
-    with wrapped("--ask", "write_*", "--ask-wait", "0", server=server.command) as client:
+    with wrapped("--ask", "write_*", "--ask-wait", "0", server=server.command, cold=True) as client:
         for number in range(20):
             assert "waits for approval" in client.ask("write_file", path=str(number))["content"][0]["text"]
         pages = int(Path(f"/proc/{client.process.pid}/statm").read_text().split()[1])

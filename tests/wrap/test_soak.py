@@ -20,7 +20,7 @@ def memory_kb(client: RawClient, field: str) -> int:
 
 
 def test_memory_is_flat_over_10_000_calls() -> None:
-    with wrapped() as client:
+    with wrapped(cold=True) as client:
         for number in range(CALLS):
             client.ask("echo", text=str(number))
             client.lines.clear()

@@ -170,7 +170,10 @@ def _check_codex(status: AgentStatus, environ: Mapping[str, str], project: Path)
     try:
         if settings.get("features", {}).get("hooks") is False:
             status.problems.append(f"{config} sets features.hooks to false")
-        if status.scope is ConfigScope.PROJECT and _trust_level(settings, project) != "trusted":
+        projects = settings.get("projects", {})
+        known = [str(each) for each in (project, *project.parents) if str(each) in projects]
+        is_trusted = bool(known) and projects[known[0]].get("trust_level") == "trusted"
+        if status.scope is ConfigScope.PROJECT and not is_trusted:
             status.problems.append("Codex reads the hooks of a project only where it trusts the project")
         status.trusted = _is_trusted(Path(status.file), settings)
     except (AttributeError, TypeError):
@@ -178,12 +181,6 @@ def _check_codex(status: AgentStatus, environ: Mapping[str, str], project: Path)
         return
     if not status.trusted:
         status.problems.append("not trusted: run /hooks in Codex")
-
-
-def _trust_level(settings: dict[str, Any], project: Path) -> object:
-    projects = settings.get("projects", {})
-    known = [str(each) for each in (project, *project.parents) if str(each) in projects]
-    return projects[known[0]].get("trust_level") if known else None
 
 
 def _is_trusted(file: Path, settings: dict[str, Any]) -> bool:

@@ -31,17 +31,13 @@ def _run_install(name: str, user: bool, project: bool, approvals: bool, accept_a
         raise Mistaken({"approvals": f"{agent.title} has no permission requests that a hook can answer; {able} have"})
     if agent.needs_acceptance and not accept_allow:
         raise Mistaken({"accept-allow": f"{agent.needs_acceptance}. Give --accept-allow if you accept that"})
-    plan = partial(plan_install, agent, _scope(project), approvals=approvals)
+    plan = partial(plan_install, agent, ConfigScope.of(project), approvals=approvals)
     return change_file("agent install", plan, write_plan, draw_change, yes=yes)
 
 
 def _run_remove(name: str, user: bool, project: bool, yes: bool) -> Any:
-    plan = partial(plan_remove, _find(name), _scope(project))
+    plan = partial(plan_remove, _find(name), ConfigScope.of(project))
     return change_file("agent remove", plan, write_plan, partial(draw_change, verb="removed from"), yes=yes)
-
-
-def _scope(project: bool) -> ConfigScope:
-    return ConfigScope.PROJECT if project else ConfigScope.USER
 
 
 def _find(name: str) -> CodingAgent:
@@ -55,9 +51,8 @@ def _run_status(name: str | None) -> ChildWork:
 
     def body() -> Outcome:
         found = [describe(agent, scope, os.environ, Path.cwd()) for agent in chosen for scope in ConfigScope]
-        users = {
-            each.file for each in found if each.scope is ConfigScope.USER
-        }  # in the home, a project's file may be the same
+        # In the home, a project's file may be the same.
+        users = {each.file for each in found if each.scope is ConfigScope.USER}
         shown = [each for each in found if each.scope is ConfigScope.USER or (each.is_there and each.file not in users)]
         return Outcome(Ending.FINISHED, data={"agents": [each.as_data() for each in shown]})
 

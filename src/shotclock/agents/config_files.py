@@ -62,7 +62,6 @@ class ConfigChange:
     owner: str
     """The name of the installation. With the file it names the kept text."""
     details: dict[str, object] = field(default_factory=dict)
-    """Other fields of the answer."""
     keeps: bool = False
     """Whether the text of `original` is kept for a later removal."""
     original: str | None = None
@@ -113,7 +112,6 @@ class Backup:
 
 
 def backup_path(owner: str, file: Path) -> Path:
-    """Return the place of the backup of a file."""
     return state_home(os.environ) / FOLDER / f"{owner}-{_digest(os.path.realpath(file))[:16]}.json"
 
 

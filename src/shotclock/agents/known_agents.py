@@ -45,6 +45,10 @@ class ConfigScope(StrEnum):
     USER = "user"
     PROJECT = "project"
 
+    @classmethod
+    def of(cls, project: bool) -> ConfigScope:
+        return cls.PROJECT if project else cls.USER
+
 
 @value
 class ConfigFile:
@@ -102,14 +106,6 @@ class McpClient:
     """Returns the client's own limit for a call to this server. None: it has none that is known."""
     syntax: ConfigSyntax = EDITOR_JSON
     fresh: str = "{}\n"
-
-
-@value
-class KnownAgent:
-    """A program as `agent install` knows it, and as `wrap install` and `serve --install` know it."""
-
-    commands: CodingAgent | None = None
-    servers: McpClient | None = None
 
 
 def home_of(environ: Mapping[str, str], variable: str, *default: str) -> Path:
@@ -185,112 +181,96 @@ def _copilot_approvals(programs: Programs) -> tuple[ConfigEntry, ...]:
     return (ConfigEntry(("hooks", "permissionRequest"), hook),)
 
 
-def _read_limit(entry: dict[str, Any], key: str, unit_ms: int) -> int | None:
+def _read_limit(entry: dict[str, Any], key: str, unit_ms: int, least_ms: int = 1) -> int | None:
     found = entry.get(key)
-    is_number = isinstance(found, int | float) and not isinstance(found, bool) and 0 < found < float("inf")
-    return int(found * unit_ms) if is_number and found is not None else None
-
-
-def _claude_limit(entry: dict[str, Any]) -> int | None:
-    limit_ms = _read_limit(entry, "timeout", 1)
-    return limit_ms if limit_ms is not None and limit_ms >= CLAUDE_LEAST_LIMIT_MS else None
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        return None
+    return int(found * unit_ms) if least_ms <= found * unit_ms < float("inf") else None
 
 
 _GEMINI_FILE = ConfigFile(".gemini/settings.json", ".gemini/settings.json", "GEMINI_CLI_HOME")
-AGENTS_AND_CLIENTS = (
-    KnownAgent(
-        CodingAgent(
-            "claude",
-            "Claude Code",
-            ConfigFile("settings.json", ".claude/settings.json", "CLAUDE_CONFIG_DIR", ".claude"),
-            _claude_entries,
-            _claude_approvals,
-            syntax=CLAUDE_JSON,
-            notes=("Your allow and deny rules are applied to the command itself, as before.",),
+_KNOWN: tuple[CodingAgent | McpClient, ...] = (
+    CodingAgent(
+        "claude",
+        "Claude Code",
+        ConfigFile("settings.json", ".claude/settings.json", "CLAUDE_CONFIG_DIR", ".claude"),
+        _claude_entries,
+        _claude_approvals,
+        syntax=CLAUDE_JSON,
+        notes=("Your allow and deny rules are applied to the command itself, as before.",),
+    ),
+    McpClient(
+        "claude",
+        "Claude Code",
+        ConfigFile(".claude.json", ".mcp.json", "CLAUDE_CONFIG_DIR"),
+        limit_ms=lambda entry: _read_limit(entry, "timeout", 1, CLAUDE_LEAST_LIMIT_MS),
+        syntax=CLAUDE_JSON,
+    ),
+    CodingAgent(
+        "codex",
+        "Codex",
+        ConfigFile("hooks.json", ".codex/hooks.json", "CODEX_HOME", ".codex"),
+        _codex_entries,
+        notes=(
+            "Codex skips the hook without a word until you trust it: run /hooks in Codex.",
+            "Commands with a word of a `forbidden` or `prompt` rule in rules/*.rules are left alone, so that Codex "
+            "applies the rule to them.",
         ),
-        McpClient(
-            "claude",
-            "Claude Code",
-            ConfigFile(".claude.json", ".mcp.json", "CLAUDE_CONFIG_DIR"),
-            limit_ms=_claude_limit,
-            syntax=CLAUDE_JSON,
+        needs_acceptance="Codex takes a rewritten command only together with the answer `allow`, and applies its "
+        "rules to the rewritten command: it may run a command about which it would have asked you",
+    ),
+    McpClient(
+        "codex",
+        "Codex",
+        ConfigFile("config.toml", ".codex/config.toml", "CODEX_HOME", ".codex"),
+        "mcp_servers",
+        lambda entry: _read_limit(entry, "tool_timeout_sec", 1000) or CODEX_TOOL_LIMIT_MS,
+        TOML,
+        fresh="",
+    ),
+    McpClient("cursor", "Cursor", ConfigFile(".cursor/mcp.json", ".cursor/mcp.json")),
+    McpClient(
+        "vscode",
+        "VS Code",
+        ConfigFile("Code/User/mcp.json", ".vscode/mcp.json", "XDG_CONFIG_HOME", ".config"),
+        "servers",
+    ),
+    CodingAgent(
+        "gemini",
+        "Gemini CLI",
+        _GEMINI_FILE,
+        _gemini_entries,
+        syntax=GEMINI_JSON,
+        notes=(
+            "Gemini applies your deny and ask rules to the command inside `bash -c`.",
+            "It asks about the whole `bash -c`, also where a rule allows the command inside it.",
         ),
     ),
-    KnownAgent(
-        CodingAgent(
-            "codex",
-            "Codex",
-            ConfigFile("hooks.json", ".codex/hooks.json", "CODEX_HOME", ".codex"),
-            _codex_entries,
-            notes=(
-                "Codex skips the hook without a word until you trust it: run /hooks in Codex.",
-                "Commands with a word of a `forbidden` or `prompt` rule in rules/*.rules are left alone, so that Codex "
-                "applies the rule to them.",
-            ),
-            needs_acceptance="Codex takes a rewritten command only together with the answer `allow`, and applies its "
-            "rules to the rewritten command: it may run a command about which it would have asked you",
-        ),
-        McpClient(
-            "codex",
-            "Codex",
-            ConfigFile("config.toml", ".codex/config.toml", "CODEX_HOME", ".codex"),
-            "mcp_servers",
-            lambda entry: _read_limit(entry, "tool_timeout_sec", 1000) or CODEX_TOOL_LIMIT_MS,
-            TOML,
-            fresh="",
-        ),
+    McpClient(
+        "gemini",
+        "Gemini CLI",
+        _GEMINI_FILE,
+        limit_ms=lambda entry: _read_limit(entry, "timeout", 1) or GEMINI_TOOL_LIMIT_MS,
+        syntax=GEMINI_JSON,
     ),
-    KnownAgent(servers=McpClient("cursor", "Cursor", ConfigFile(".cursor/mcp.json", ".cursor/mcp.json"))),
-    KnownAgent(
-        servers=McpClient(
-            "vscode",
-            "VS Code",
-            ConfigFile("Code/User/mcp.json", ".vscode/mcp.json", "XDG_CONFIG_HOME", ".config"),
-            "servers",
-        )
+    CodingAgent(
+        "opencode",
+        "opencode",
+        ConfigFile("opencode/plugins/shotclock.js", ".opencode/plugins/shotclock.js", "XDG_CONFIG_HOME", ".config"),
+        plugin=_opencode_plugin,
+        notes=("Your permission rules are applied to the command itself, as before.",),
     ),
-    KnownAgent(
-        CodingAgent(
-            "gemini",
-            "Gemini CLI",
-            _GEMINI_FILE,
-            _gemini_entries,
-            syntax=GEMINI_JSON,
-            notes=(
-                "Gemini applies your deny and ask rules to the command inside `bash -c`.",
-                "It asks about the whole `bash -c`, also where a rule allows the command inside it.",
-            ),
-        ),
-        McpClient(
-            "gemini",
-            "Gemini CLI",
-            _GEMINI_FILE,
-            limit_ms=lambda entry: _read_limit(entry, "timeout", 1) or GEMINI_TOOL_LIMIT_MS,
-            syntax=GEMINI_JSON,
-        ),
-    ),
-    KnownAgent(
-        CodingAgent(
-            "opencode",
-            "opencode",
-            ConfigFile("opencode/plugins/shotclock.js", ".opencode/plugins/shotclock.js", "XDG_CONFIG_HOME", ".config"),
-            plugin=_opencode_plugin,
-            notes=("Your permission rules are applied to the command itself, as before.",),
-        )
-    ),
-    KnownAgent(
-        CodingAgent(
-            "copilot",
-            "Copilot CLI",
-            ConfigFile("hooks/shotclock.json", ".github/hooks/shotclock.json", "COPILOT_HOME", ".copilot"),
-            _copilot_entries,
-            _copilot_approvals,
-            fresh='{\n  "version": 1\n}\n',
-            notes=("Where Copilot has deny rules (--deny-tool, --deny-url, deniedUrls), commands are left alone.",),
-            needs_acceptance="Copilot applies its rules to the rewritten command: rules for single commands, paths "
-            "and URLs no longer match, and approving `shotclock-sh` for a session approves every command",
-        )
+    CodingAgent(
+        "copilot",
+        "Copilot CLI",
+        ConfigFile("hooks/shotclock.json", ".github/hooks/shotclock.json", "COPILOT_HOME", ".copilot"),
+        _copilot_entries,
+        _copilot_approvals,
+        fresh='{\n  "version": 1\n}\n',
+        notes=("Where Copilot has deny rules (--deny-tool, --deny-url, deniedUrls), commands are left alone.",),
+        needs_acceptance="Copilot applies its rules to the rewritten command: rules for single commands, paths "
+        "and URLs no longer match, and approving `shotclock-sh` for a session approves every command",
     ),
 )
-AGENTS = {each.commands.name: each.commands for each in AGENTS_AND_CLIENTS if each.commands is not None}
-CLIENTS = {each.servers.name: each.servers for each in AGENTS_AND_CLIENTS if each.servers is not None}
+AGENTS = {each.name: each for each in _KNOWN if isinstance(each, CodingAgent)}
+CLIENTS = {each.name: each for each in _KNOWN if isinstance(each, McpClient)}

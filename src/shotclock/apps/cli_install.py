@@ -26,10 +26,15 @@ def change_entry(
     verb: str, client: str, name: str | None, target: str, words: list[str], *, project: bool, yes: bool
 ) -> Callable[[bool], int]:
     """Return the work of `install` or `remove`: it shows the change of the client's file, asks, and writes it."""
-    scope = ConfigScope.PROJECT if project else ConfigScope.USER
     plan = partial(_plan_install, words) if verb == "install" else _plan_remove
     how = partial(draw_change, verb="wrote" if verb == "install" else "removed from")
-    return change_file(f"serve {verb}", partial(plan, CLIENTS[client], scope, name, target), write_change, how, yes=yes)
+    return change_file(
+        f"serve {verb}",
+        partial(plan, CLIENTS[client], ConfigScope.of(project), name, target),
+        write_change,
+        how,
+        yes=yes,
+    )
 
 
 def _plan_install(

@@ -92,7 +92,7 @@ class ServersFile:
     def find(cls, client: McpClient, *, project: bool, file: str | None = None) -> ServersFile:
         if file is not None:
             return cls(client, None, Path(file).absolute())
-        scope = ConfigScope.PROJECT if project else ConfigScope.USER
+        scope = ConfigScope.of(project)
         return cls(client, scope, client.file.path(scope, os.environ, Path.cwd()))
 
     @property
