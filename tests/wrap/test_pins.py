@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shotclock.wrap._lines import LONGEST_LINE
+from shotclock.wrap._pins import TOOLS, LockFile
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, GREETING, RawClient, failure, wrapped
 from tests.wrap.test_policy import SERVER, inbox, wait_for_proposal
 
@@ -111,6 +112,27 @@ MUTATIONS: dict[str, tuple[Any, str]] = {
 }
 
 
+# Through processes with these; the others, whose difference is looked for in the same way, in `make soak`.
+CORNERS = [
+    name if name in ("name", "description", "new tool") else pytest.param(name, marks=pytest.mark.soak)
+    for name in MUTATIONS
+]
+
+
+def test_each_mutation_differs_from_its_pin(tmp_path: Path) -> None:
+    for name, (catalogue, difference) in MUTATIONS.items():
+        lock = LockFile(str(tmp_path / f"{name}.lock"))
+        lock.pin_all({TOOLS.name: {tool["name"]: tool for tool in CATALOGUE["tools"]}})
+        lock = LockFile(lock.path)
+        listed = {tool["name"]: tool for tool in catalogue["tools"]}
+        found = lock.changes(TOOLS, listed)
+        assert difference in "\n".join(map(str, found)), name
+        assert {tool for tool in listed if not lock.fits(TOOLS, tool, listed[tool])} == {
+            each.name for each in found if each.now is not None
+        }
+        assert lock.changes(TOOLS, {tool["name"]: tool for tool in CATALOGUE["tools"]}) == []
+
+
 def test_a_list_is_pinned_also_if_the_client_never_says_that_it_is_initialized(pinned: Pinned) -> None:
     with pinned.run(greets=False) as client:
         client.receive(client.request("initialize", GREETING))
@@ -129,7 +151,7 @@ def test_a_first_start_that_pins_nothing_says_so(pinned: Pinned) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("mutation", CORNERS)
 def test_each_mutation_is_caught_on_the_next_start(pinned: Pinned, mutation: str) -> None:
     pinned.pin()
     catalogue, difference = MUTATIONS[mutation]
@@ -146,7 +168,7 @@ def test_each_mutation_is_caught_on_the_next_start(pinned: Pinned, mutation: str
     assert suspect not in pinned.calls()
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("mutation", CORNERS)
 def test_each_mutation_is_caught_when_the_server_announces_it(pinned: Pinned, mutation: str) -> None:
     catalogue = {**CATALOGUE, "tools": [*CATALOGUE["tools"], {"name": "announce"}]}
     pinned.publish(catalogue)

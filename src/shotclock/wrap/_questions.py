@@ -1,7 +1,7 @@
 """Requests of a server to its client, such as sampling, over all processes of the server.
 
 A restarted server counts its ids from the start again, and a late answer of the client would be taken for the answer
-to another request. So the ids of every process but the first are replaced by fresh ones. docs/design.md: R75.
+to another request. So the ids of every process but the first are replaced by fresh ones.
 """
 
 from __future__ import annotations

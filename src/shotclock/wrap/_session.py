@@ -1,6 +1,6 @@
 """One client connection: the way of each whole message, over all processes of the server.
 
-Messages pass as bytes, and the ids of the client are never changed. docs/design.md: R75.
+Messages pass as bytes, and the ids of the client are never changed. AGENTS.md: bytes pass unchanged.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `shotclock wrap --url` starts this process in place of a server, so the limits, restarts and policy are the same. The
 main thread reads stdin. Each request has a thread until it is answered; notifications and answers of the client are
 sent in order by another one. A message is written to stdout once all of it has come: a slow one blocks no other.
-docs/design.md: R75.
+The contracts are in wrap/AGENTS.md.
 """
 
 from __future__ import annotations
