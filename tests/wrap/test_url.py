@@ -611,7 +611,7 @@ def test_nothing_is_left_after_a_kill(bad: str, victim: str) -> None:
 def test_a_server_of_a_configuration_is_called_from_the_shell(bad: str, tmp_path: Path) -> None:
     entry = {"type": "http", "url": bad, "headers": {"Authorization": "Bearer ${URL_TEST_TOKEN:-none}"}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"remote": entry}}))
-    words = ["call", "remote", "requests", "--config", str(tmp_path / "mcp.json"), "--format", "text"]
+    words = ["mcp", "call", "remote", "requests", "--config", str(tmp_path / "mcp.json"), "--format", "text"]
     ran = subprocess.run(
         [sys.executable, "-m", "shotclock", *words], capture_output=True, text=True, timeout=ANSWER_WITHIN_S
     )
