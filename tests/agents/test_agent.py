@@ -22,7 +22,7 @@ from shotclock.core.errors import Failure
 from tests.agents.installers import Installer
 from tests.command_line import POLL_S, SHOTCLOCK, SOON_S, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors", "warm_starts")]
 
 FILES = {
     "claude": (".claude/settings.json", ".claude/settings.json"),

@@ -14,6 +14,7 @@ from typing import Any
 from tests.warm import WarmStart
 
 SERVER = [sys.executable, str(Path(__file__).with_name("scripted_server.py"))]
+COLD_START = subprocess.Popen  # also where `warm_starts` has replaced it
 # An interpreter or two on a busy machine. Only a hang runs this out.
 ANSWER_WITHIN_S = 30.0
 ENDED_WITHIN_S = 15.0
@@ -29,7 +30,7 @@ class RawClient:
     """A client that sees the bytes."""
 
     def __init__(self, argv: list[str], stderr: Any, *, cold: bool = False) -> None:
-        start = subprocess.Popen if cold or argv[1:3] != ["-m", "shotclock"] else WarmStart
+        start = COLD_START if cold or argv[1:3] != ["-m", "shotclock"] else WarmStart
         self.process = start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
         self.lines: list[bytes] = []
         """Everything that came, in order."""

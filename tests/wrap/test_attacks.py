@@ -17,7 +17,7 @@ from shotclock.wrap._pin_check import MOST_ASKED
 from tests.wrap.client import ANSWER_WITHIN_S, wrapped
 from tests.wrap.test_policy import TOOLS, Server, answer_to, inbox, wait_for_proposal
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.rows import row
 from tests.store.locked import LONG_S, held
 from tests.wrap.client import SERVER, failure, wrapped
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 # A small program on a busy machine. Only a hang runs this out.
 RUN_WITHIN_S = 30.0

@@ -16,7 +16,7 @@ from shotclock.wrap._pins import TOOLS, LockFile
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, GREETING, RawClient, failure, wrapped
 from tests.wrap.test_policy import SERVER, inbox, wait_for_proposal
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 CATALOGUE: dict[str, Any] = {
     "tools": [

@@ -18,7 +18,7 @@ from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, RawClient, failure, wra
 from tests.wrap.client import SERVER as SCRIPTED
 from tests.wrap.test_calls import listed
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 SERVER = str(Path(__file__).with_name("catalogue_server.py"))
 TOOLS = [

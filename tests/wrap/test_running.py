@@ -30,7 +30,7 @@ from tests.wrap.client import wrapped
 
 __all__ = ["browser", "opened"]  # fixtures
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 # A small program on a busy machine. Only a hang runs this out.
 RUN_WITHIN_S = 30.0

@@ -13,7 +13,7 @@ from mcp import Client, StdioServerParameters
 
 from tests.wrap.client import ENVELOPE
 
-pytestmark = [pytest.mark.usefixtures("no_survivors"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("no_survivors", "warm_starts"), pytest.mark.slow]
 
 SDK_SERVER = [sys.executable, str(Path(__file__).with_name("sdk_server.py"))]
 NO_ANSWER_S = 60.0

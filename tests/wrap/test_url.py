@@ -30,7 +30,7 @@ from shotclock.wrap.remote._adapter import MOST_OPEN
 from tests.wrap.client import ANSWER_WITHIN_S, ENDED_WITHIN_S, GREETING, RawClient, connected, failure
 from tests.wrap.test_lives import POLL_S, wait_until_gone
 
-pytestmark = pytest.mark.usefixtures("no_survivors")
+pytestmark = pytest.mark.usefixtures("no_survivors", "warm_starts")
 
 FOLDER = Path(__file__).parent
 WRAP = [sys.executable, "-m", "shotclock", "wrap"]
