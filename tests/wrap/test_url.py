@@ -1,7 +1,6 @@
 """A server over HTTP behind the same limits: real servers on real sockets, good and bad ones."""
 
 import asyncio
-import functools
 import json
 import os
 import select
@@ -60,16 +59,13 @@ def bad() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def sdk_url() -> Iterator[Callable[..., str]]:
-    """A function that returns the address of a server of the SDK. Those that end nothing share one."""
-    with ExitStack() as servers:
+def sdk_urls() -> Iterator[dict[str, str]]:
+    """Servers of the SDK for tests that end none: one answers with streams, one with JSON.
 
-        @functools.cache
-        def start(*options: str) -> str:
-            port = servers.enter_context(serving("sdk_http_server.py", "0", *options))
-            return f"http://127.0.0.1:{port}/mcp"
-
-        yield start
+    They are started before each test begins to look for survivors.
+    """
+    with serving("sdk_http_server.py") as streaming, serving("sdk_http_server.py", "0", "--json") as plain:
+        yield {"": f"http://127.0.0.1:{streaming}/mcp", "--json": f"http://127.0.0.1:{plain}/mcp"}
 
 
 @contextmanager
@@ -131,7 +127,7 @@ async def use(client: Client, *, is_stream: bool) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["2026-07-28", "legacy", pytest.param("auto", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("form", ["", "--json"])
-def test_a_client_sees_the_same_as_without_the_wrap(mode: str, form: str, sdk_url: Callable[..., str]) -> None:
+def test_a_client_sees_the_same_as_without_the_wrap(mode: str, form: str, sdk_urls: dict[str, str]) -> None:
     async def check(url: str) -> None:
         async with Client(url, mode=mode) as direct:
             expected = await use(direct, is_stream=not form)
@@ -147,18 +143,18 @@ def test_a_client_sees_the_same_as_without_the_wrap(mode: str, form: str, sdk_ur
                 assert time.monotonic() < give_up_at, "the cancellation did not reach the server"
                 await asyncio.sleep(POLL_S)
 
-    asyncio.run(check(sdk_url(*filter(None, [form]))))
+    asyncio.run(check(sdk_urls[form]))
 
 
 @pytest.mark.slow
-def test_questions_of_the_server_reach_the_client(sdk_url: Callable[..., str]) -> None:
+def test_questions_of_the_server_reach_the_client(sdk_urls: dict[str, str]) -> None:
     async def check(url: str) -> None:
         answers = {"sampling_callback": answer_for_the_model, "elicitation_callback": answer_for_the_person}
         async with sdk_client([*WRAP, "--url", url], "legacy", **answers) as client:
             for tool, text in (("ask_model", "4"), ("ask_person", "blue")):
                 assert (await client.call_tool(tool, {})).content[0].text == text  # type: ignore[union-attr]
 
-    asyncio.run(check(sdk_url()))
+    asyncio.run(check(sdk_urls[""]))
 
 
 @pytest.mark.slow
@@ -176,7 +172,7 @@ def test_a_new_session_is_opened_after_a_restart_of_the_server() -> None:
 
 
 @pytest.mark.slow
-def test_a_subscription_stays_open_beside_calls(sdk_url: Callable[..., str]) -> None:
+def test_a_subscription_stays_open_beside_calls(sdk_urls: dict[str, str]) -> None:
     async def check(url: str) -> None:
         async with sdk_client([*WRAP, "--timeout", "1s", "--url", url], "2026-07-28") as client:
             async with client.listen(tools_list_changed=True) as subscription:
@@ -185,12 +181,12 @@ def test_a_subscription_stays_open_beside_calls(sdk_url: Callable[..., str]) -> 
                     event = await asyncio.wait_for(anext(aiter(subscription)), ANSWER_WITHIN_S)
                     assert type(event).__name__ == "ToolsListChanged"
 
-    asyncio.run(check(sdk_url()))
+    asyncio.run(check(sdk_urls[""]))
 
 
 @pytest.mark.slow
-def test_messages_that_belong_to_no_call_are_received(sdk_url: Callable[..., str]) -> None:
-    with wrapped_url(sdk_url()) as client:
+def test_messages_that_belong_to_no_call_are_received(sdk_urls: dict[str, str]) -> None:
+    with wrapped_url(sdk_urls[""]) as client:
         client.call("announce_until_heard", id="announcing")
         assert client.wait_for("notifications/tools/list_changed")
 
@@ -226,12 +222,12 @@ def test_headers_repeat_the_message_in_2026(bad: str) -> None:
 
 @pytest.mark.slow
 def test_a_call_is_sent_with_the_headers_of_its_tool_before_the_client_has_read_a_list(
-    sdk_url: Callable[..., str],
+    sdk_urls: dict[str, str],
 ) -> None:
     prefix = "io.modelcontextprotocol/"
     info = {"name": "raw", "version": "1"}
     meta = {prefix + "protocolVersion": "2026-07-28", prefix + "clientInfo": info, prefix + "clientCapabilities": {}}
-    with wrapped_url(sdk_url(), greets=False) as client:
+    with wrapped_url(sdk_urls[""], greets=False) as client:
         assert client.text("route", region="Zürich", meta=meta) == "Zürich"
         assert client.text("route", unused="y" * 100_000, region="Bern", meta=meta) == "Bern"
         assert all(json.loads(line)["id"] in (1, 2) for line in client.lines)
