@@ -1,6 +1,6 @@
 """The three installers, called in process: the plan of a change, and the change itself."""
 
-import json
+import os
 import tomllib
 from collections.abc import Callable
 from functools import partial
@@ -29,12 +29,12 @@ class Installer:
         self._write: Callable[[ConfigChange], object] = write_change
         if verb == "agent":
             agent, self._write = AGENTS[name], agent_install.write_plan
-            self.file, self.table = agent.file.path(scope, _environment(), Path.cwd()), ""
+            self.file, self.table = agent.file.path(scope, os.environ, Path.cwd()), ""
             self._install: Any = partial(agent_install.plan_install, agent, scope)
             self._remove: Any = partial(agent_install.plan_remove, agent, scope)
         else:
             client = CLIENTS[name]
-            self.file, self.table = file or client.file.path(scope, _environment(), Path.cwd()), client.table
+            self.file, self.table = file or client.file.path(scope, os.environ, Path.cwd()), client.table
             if verb == "serve":
                 self._install = partial(serve_install.plan_entry, client, scope, "mine", ["tool.py:app"])
                 self._remove = partial(serve_install.plan_removal, client, scope, None, "tool.py:app")
@@ -76,15 +76,5 @@ class Installer:
         return self.data.get(self.table, {})
 
 
-def _environment() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)
-
-
 def kept_texts(home: Path) -> list[Path]:
     return [path for path in (home / ".local").rglob("*.json") if path.is_file() and b'"after"' in path.read_bytes()]
-
-
-def as_json(text: str) -> Any:
-    return json.loads(text)
