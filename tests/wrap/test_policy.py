@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shotclock.net.tool_hints import DESTRUCTIVE
-from shotclock.wrap.rules import CallVerdict, Rule, Rules, rule_reader
+from shotclock.wrap._rules import CallVerdict, Rule, Rules, rule_reader
 from tests.wrap.client import ANSWER_WITHIN_S, ENVELOPE, RawClient, failure, wrapped
 from tests.wrap.client import SERVER as SCRIPTED
 from tests.wrap.test_calls import listed

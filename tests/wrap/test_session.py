@@ -12,8 +12,8 @@ from shotclock.wrap._lines import LONGEST_LINE, LineSplitter
 from shotclock.wrap._messages import RpcMessage, encode
 from shotclock.wrap._requests import EndedRequest
 from shotclock.wrap._restarts import COOL_DOWN_MS, MOST_CRASHES, WINDOW_MS, Restarts
+from shotclock.wrap._rules import CallVerdict, Rules, rule_reader
 from shotclock.wrap._session import ClientSession
-from shotclock.wrap.rules import CallVerdict, Rules, rule_reader
 
 
 class Lines:

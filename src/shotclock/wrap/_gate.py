@@ -25,7 +25,7 @@ from ._pin_check import GUARDED, PinCheck
 from ._pins import KINDS, TOOLS, ListKind, LockFile, digest_of
 from ._replay import ReplayMemory
 from ._requests import ClientRequest
-from .rules import CallVerdict, Rules
+from ._rules import CallVerdict, Rules
 
 if TYPE_CHECKING:
     from ._approvals import InboxThread

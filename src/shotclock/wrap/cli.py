@@ -49,9 +49,9 @@ from ._limits import (
 )
 from ._pins import LockFile
 from ._requests import EndedRequest
+from ._rules import CallVerdict, Rules, rule_reader
 from ._server_process import AdapterCommand, ServerCommand
 from .remote.endpoint import Endpoint, read_header, read_url
-from .rules import CallVerdict, Rules, rule_reader
 
 
 def main(words: list[str]) -> int:
