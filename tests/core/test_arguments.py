@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from shotclock.core.arguments import NotSerializable, parameters_of, signature_of, to_jsonable, to_valid_json
+from shotclock.core.arguments import (
+    NotSerializable,
+    misfit,
+    parameters_of,
+    plain_schema,
+    signature_of,
+    to_jsonable,
+    to_valid_json,
+)
+from shotclock.core.content_blocks import Content
 from shotclock.core.envelope import Problem, build_envelope, whole_text
 from shotclock.core.errors import Ending
 
@@ -473,3 +482,35 @@ def test_parameters_are_those_that_inspect_finds() -> None:
             for each in inspect.signature(function).parameters.values()
         ]
         assert [(each.name, kinds[each.kind], each.default) for each in parameters_of(function)] == expected
+
+
+def test_a_result_fits_its_schema_or_the_place_and_the_reason_are_named() -> None:
+    whole: dict[str, Any] = {"properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    shop = {"type": "object", **whole, "additionalProperties": False}
+    others = {"type": "object", "additionalProperties": {"type": "string"}}
+    within = {"$defs": {"n": {"type": "number"}}, "items": {"$ref": "#/$defs/n"}, "type": "array"}
+    for schema, good, bad in (
+        (shop, [{"a": 1}, {"a": 1.0}], [{}, {"a": True}, {"a": 1.5}, {"a": 1, "b": 2}, [], None]),
+        (others, [{}, {"x": "y"}], [{"x": 1}, {"x": None}]),
+        ({"type": "object", "additionalProperties": True, "title": "T"}, [{"x": 1}], ["x"]),
+        (within, [[], [1, 2.5], (1, 2)], [["a"], [True], [math.nan]]),
+        ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, [None, False], [0, "null"]),
+        ({"enum": ["a", 1]}, ["a", 1], [True, "b"]),
+        ({"const": 1}, [1], [True, 2]),
+        ({"type": "string", "maxLength": 2}, ["ab"], ["abc"]),
+    ):
+        assert [misfit(value, schema) for value in good] == [None] * len(good), schema
+        assert all(misfit(value, schema) for value in bad), schema
+    deep = {"properties": {"a": {"items": {"required": ["b"]}}}}
+    assert misfit({"a": [{}]}, deep) == "a[0]: 'b' is a required property"
+
+
+def test_a_value_is_plain_only_if_it_is_written_the_same_and_content_becomes_its_block() -> None:
+    block = {"type": "text", "text": "a"}
+    assert to_jsonable({"a": [Content(block)], "b": {1.5}}) == {"a": [block], "b": [1.5]}
+    assert all(map(plain_schema, (int | None, list[str], dict[str, Any], Literal["a"])))
+    assert not any(map(plain_schema, (int | str, int | str | None, bytes, Literal[1], list[bytes])))
+    assert plain_schema(int | None) == {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+    assert to_valid_json({"a": b"b", "\ud800": math.inf})[1] == [
+        "names of fields: half characters became U+FFFD", "a: bytes became base64", "\ufffd: inf became a text",
+    ]  # fmt: skip
