@@ -19,7 +19,6 @@ from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
 from shotclock.core.limits import Clocks
 from shotclock.core.trace import TraceContext
-from shotclock.core.value_types import replace
 from shotclock.dispatch import job_client
 from shotclock.dispatch.admission import ConcurrencyLimits
 from shotclock.dispatch.invocation import Invocation
@@ -154,24 +153,6 @@ def test_cancelled_work_that_was_not_seen_to_end_is_abandoned(
     assert program.envelope("job", "cancel", job_id, code=0)["data"]["status"] == "cancelled"
     ended = validate_envelope(program.envelope("job", "wait", job_id, code=143))
     assert ended["error"]["code"] == "CANCELLED" and ended["meta"]["ending"] == "abandoned"
-
-
-def test_a_job_whose_runner_never_came_was_not_started(store: Store):
-    job = begun(store, ms_ago=STARTING_LIMIT_MS)
-    found = JobClient(store, ["tool"]).look(job.id)
-    assert found is not None and found.state is JobState.LOST and found.envelope is not None
-    assert found.envelope["error"]["code"] == "JOB_LOST" and "did not start" in found.envelope["error"]["message"]
-    assert found.envelope["meta"]["ending"] == "not_started" and found.envelope["meta"]["side_effects"] == "none"
-
-
-def test_if_an_earlier_attempt_ran_the_side_effects_are_unknown(store: Store):
-    first = running(store, ms_ago=STARTING_LIMIT_MS)
-    again = new_job("job2", at=first.attempt_at, spec=first.spec)
-    job, ours = store.jobs.attach_or_create(again, lambda _: False, resume=True)
-    assert ours and job.attempt == 2
-    found = JobClient(store, ["tool"]).look(job.id)
-    assert found is not None and found.envelope is not None
-    assert found.envelope["meta"]["ending"] == "not_started" and found.envelope["meta"]["side_effects"] == "unknown"
 
 
 def test_a_runner_that_comes_at_the_last_moment_keeps_its_job(store: Store, monkeypatch: pytest.MonkeyPatch):
@@ -328,13 +309,6 @@ def test_no_job_begins_with_nothing(store: Store):
     assert caught.value.code == "JOB_NOT_FOUND"
     current = store.jobs.get(job.id)
     assert current is not None and current.cancel_requested_at is None
-
-
-def test_the_shown_timeout_is_never_longer_than_the_lifetime(store: Store):
-    client = JobClient(store, ["tool"])
-    for timeout_ms, shown_ms in ((0, 5_000), (9_000, 5_000), (2_000, 2_000)):
-        job = begun(store, id=f"job{timeout_ms}", key=str(timeout_ms), spec={"timeout_ms": timeout_ms})
-        assert client.describe(replace(job, max_lifetime_ms=5_000))["timeout_ms"] == shown_ms
 
 
 # --- cancelled while a thread is at work --------------------------------------------------------------

@@ -205,16 +205,3 @@ def test_whoever_waits_for_the_first_call_can_be_told_to_stop(tool: Any, tmp_pat
     first.signal(signal.SIGTERM)
     assert first.ends(within_s=5).code == 143
     assert lines_of(tmp_path / "notes") == ["charge 5"]
-
-
-def test_a_timeout_while_waiting_for_the_first_call_is_the_waiters_own(
-    tool: Any, tmp_path: Path, validate_envelope: Any
-):
-    program = tool("long.py")
-    words = ["charge", str(tmp_path), "5", "--seconds", "60", "--idempotency-key", "k"]
-    first = program.start(*words, "--timeout", "60s")
-    wait_for(lambda: lines_of(tmp_path / "notes"), "the first call")
-    envelope = validate_envelope(program.envelope(*words, "--timeout", "500ms", code=10))
-    assert envelope["error"]["code"] == "TIMEOUT" and envelope["meta"]["ending"] == "detached"
-    first.signal(signal.SIGTERM)
-    first.ends(5)

@@ -44,6 +44,9 @@ def test_a_request_is_sent_as_written_or_refused_with_the_name_of_its_field() ->
         for written in wrong:
             with pytest.raises(InvalidRequest, match=f"^{field}"):
                 request(**{field: written})
+    with pytest.raises(InvalidRequest) as found:
+        request(headers={"X-Key": "hidden\r\nX: y"})
+    assert "X-Key" in str(found.value) and "hidden" not in str(found.value)
     for unsendable in ({"max_body_bytes": "many"}, {"body": float("nan")}, {"headers": [1]}):
         with pytest.raises(InvalidRequest, match="a value that cannot be sent"):
             request(**unsendable)
@@ -64,7 +67,7 @@ def test_retry_after_is_seconds_or_a_date_and_has_an_end() -> None:
         ("Thu, 01 Jan 1970 00:00:12 GMT", 2_000),
         ("Thu, 01 Jan 1970 00:00:01 GMT", 0),
         ("Fri, 01 Jan 2100 00:00:00 GMT", day_ms),
-        ("soon", None),
+        *((nonsense, None) for nonsense in ("soon", "-1", "1.5", "٣", "Mon, 99 Foo 2026 99:99:99 GMT")),
         ("", None),
     ):
         assert http.retry_after_ms({"retry-after": written}, 10.0) == ms, written
