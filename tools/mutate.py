@@ -4,7 +4,7 @@ python tools/mutate.py --room core [--module limits] [--count 20] [--seed 1] [--
 
 A change is a comparison turned round, a condition negated, `and` for `or`, `+` for `-`, a number one higher, or a
 return value dropped, in a copy of the tree. Only the tests in tests/<room> are run: first those that name the changed
-module, with --near only those. A change is noticed if a test fails twice, or if they hang although they pass without it.
+module, with --near only those. A change is noticed if a test fails twice, or if they hang and do not without it.
 """
 
 from __future__ import annotations
