@@ -147,7 +147,7 @@ def test_a_grant_that_is_not_made_says_why_and_the_record_of_each_request_is_kep
     assert overtime.settle(OvertimeDecision(60), at_ms=1, took_ms=5, ceiling_ms=None).granted_ms == 60
     assert overtime.used_ms == 65 and overtime.reduce_last(20, "less").granted_ms == 20 and overtime.used_ms == 25
     assert overtime.reduce_last(0, "none").verdict is Verdict.EXHAUSTED and overtime.requests_left == 2
-    overtime.note_unanswered(9, "call", 500)
+    overtime.record_unanswered(9, "call", 500)
     assert overtime.used_ms == 100 and overtime.requests_left == 1
     assert overtime.settle(OvertimeDecision(failed=True), at_ms=2, took_ms=0, ceiling_ms=5).verdict is Verdict.FAILED
     assert overtime.settle(OvertimeDecision(5), at_ms=2, took_ms=0, ceiling_ms=5).reason == "all 2 requests are used up"

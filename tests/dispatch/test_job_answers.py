@@ -79,7 +79,7 @@ def begun(store: Store, *, ms_ago: int = 0, **fields: Any) -> Job:
 
 
 def running(store: Store, **fields: Any) -> Job:
-    job = store.jobs.take_charge(begun(store, **fields).id, this_process(), wall_time())
+    job = store.jobs.assign_runner(begun(store, **fields).id, this_process(), wall_time())
     assert job is not None
     return job
 
@@ -160,7 +160,7 @@ def test_a_runner_that_comes_at_the_last_moment_keeps_its_job(store: Store, monk
     describe = job_client.lost_envelope
 
     def describe_late(seen: Job) -> dict[str, Any]:
-        store.jobs.take_charge(seen.id, this_process(), wall_time())
+        store.jobs.assign_runner(seen.id, this_process(), wall_time())
         return describe(seen)
 
     monkeypatch.setattr(job_client, "lost_envelope", describe_late)

@@ -29,7 +29,7 @@ def begun(store: Store, id: str = "job1", **given: Any) -> Job:
 
 def running(store: Store, id: str = "job1", **given: Any) -> Job:
     begun(store, id, **given)
-    job = store.jobs.take_charge(id, holder(1), NOW)
+    job = store.jobs.assign_runner(id, holder(1), NOW)
     assert job is not None
     return job
 
@@ -65,7 +65,7 @@ def test_the_identical_invocation_attaches_while_the_job_starts_and_while_its_ru
     begun(store)
     again = new_job("job2", at=NOW + STARTING_LIMIT_MS - 1)
     assert store.jobs.attach_or_create(again, all_dead)[1] is False
-    job = store.jobs.take_charge("job1", holder(1), NOW)
+    job = store.jobs.assign_runner("job1", holder(1), NOW)
     assert store.jobs.attach_or_create(new_job("job2", at=NOW + 10 * STARTING_LIMIT_MS), all_alive) == (job, False)
     assert store.jobs.get("job2") is None
 
@@ -167,7 +167,7 @@ def test_a_clock_that_was_set_back_keeps_no_job_starting_for_ever(store: Store):
 def test_an_earlier_attempt_has_nothing_more_to_say(store: Store):
     running(store)
     store.jobs.attach_or_create(new_job("job2"), all_dead, resume=True)
-    job = store.jobs.take_charge("job1", holder(2), NOW)
+    job = store.jobs.assign_runner("job1", holder(2), NOW)
     assert job is not None and job.attempt == 2
     assert not store.jobs.beat("job1", NOW + 5, attempt=1)
     store.jobs.progress("job1", 5, None, None, NOW + 5, attempt=1)
@@ -191,13 +191,13 @@ def test_an_id_that_belongs_to_another_job_is_refused(store: Store):
 
 def test_one_runner_takes_charge_and_may_do_so_again(store: Store):
     begun(store)
-    job = store.jobs.take_charge("job1", holder(1), NOW + 1)
+    job = store.jobs.assign_runner("job1", holder(1), NOW + 1)
     assert job is not None and (job.state, job.runner, job.heartbeat_at) == (JobState.RUNNING, holder(1), NOW + 1)
-    assert store.jobs.take_charge("job1", holder(2), NOW + 2) is None
-    assert store.jobs.take_charge("job1", holder(1), NOW + 2) == job
+    assert store.jobs.assign_runner("job1", holder(2), NOW + 2) is None
+    assert store.jobs.assign_runner("job1", holder(1), NOW + 2) == job
     store.jobs.finish("job1", ENVELOPE, NOW + 3)
-    assert store.jobs.take_charge("job1", holder(1), NOW + 4) is None
-    assert store.jobs.take_charge("nobody", holder(1), NOW + 4) is None
+    assert store.jobs.assign_runner("job1", holder(1), NOW + 4) is None
+    assert store.jobs.assign_runner("nobody", holder(1), NOW + 4) is None
 
 
 class Progress(NamedTuple):
@@ -462,7 +462,7 @@ class JobsAgainstAModel(RuleBasedStateMachine):
         job = self.pick(index)
         if job is None or pid in self.dead:
             return
-        got = self.store.jobs.take_charge(job.id, holder(pid), self.now)
+        got = self.store.jobs.assign_runner(job.id, holder(pid), self.now)
         if job.state == "starting":
             assert got == self.change(job, state=JobState.RUNNING, runner=holder(pid), heartbeat_at=self.now)
         else:
@@ -557,7 +557,7 @@ def test_of_jobs_with_one_key_one_is_active(store: Store):
     active = store.jobs.create_unless_active(new_job("second", key="k"), all_alive)
     assert active is not None and active.id == "first" and store.jobs.get("second") is None
     assert store.jobs.create_unless_active(new_job("other", key="l"), all_alive) is None
-    store.jobs.take_charge("first", holder(1), NOW)
+    store.jobs.assign_runner("first", holder(1), NOW)
     assert store.jobs.create_unless_active(new_job("second", key="k"), all_dead) is None
     assert existing(store, "first").state is JobState.LOST
     latest = store.jobs.find_latest("k")

@@ -11,7 +11,7 @@ from ..core.errors import Ending
 from ..core.limits import WallTime
 from ..core.value_types import as_dict
 from ..core.visible_text import one_line
-from ..store.call_spool import take_in
+from ..store.call_spool import add_spooled
 from ..store.store import Store, read_retention
 from ..store.wrapped_calls import PENDING, RUNNING, SUCCEEDED, UNKNOWN, WAITING, CallFilter, LoggedCall
 from ..supervise.clock import wall_time
@@ -41,7 +41,7 @@ def _list_calls(
     began = None if since is None else WallTime(max(0, wall_time().ms - since))
     wanted = CallFilter(server, tool, failed, timeouts, began)
     with Store.open() as store:
-        take_in(store, read_retention(os.environ).calls, wait_ms=None)
+        add_spooled(store, read_retention(os.environ).calls, wait_ms=None)
         found = store.calls.look(wanted, 0 if running else limit + 1, is_alive, slowest=slowest)
     now = wall_time()
     rows = [] if failed or timeouts else found.describe_open(now, can_see)

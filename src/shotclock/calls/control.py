@@ -121,7 +121,7 @@ class CallControl:
         if self._pending is not None and self.call.overtime is not None:
             (began_ns, asked_by), now_ns, self._pending = self._pending, monotonic_ns(), None
             at_ms, took_ms = (began_ns - self.call.started_ns) // NS_PER_MS, (now_ns - began_ns) // NS_PER_MS
-            self._report(self.call.overtime.note_unanswered(at_ms, asked_by, took_ms))
+            self._report(self.call.overtime.record_unanswered(at_ms, asked_by, took_ms))
 
     def record_sign_of_life(self) -> None:
         """Record output or an ended inner call, for an observer."""

@@ -93,7 +93,7 @@ def main(home: str, job_id: str) -> None:
     os.set_inheritable(CHANNEL, False)
     channel = ipc.Socket(fileno=CHANNEL)
     with Store.open(Path(home)) as store:
-        job = store.jobs.take_charge(job_id, this_process(), wall_time())
+        job = store.jobs.assign_runner(job_id, this_process(), wall_time())
         if job is not None:  # otherwise it has ended
             _run(store, job, channel)
     withdraw(runners_folder(home))

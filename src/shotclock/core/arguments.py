@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, get_args
 
 from .content_blocks import Content
-from .envelope import MOST_CHANGES, is_whole, make_whole, note_halves, whole_keys, whole_text
+from .envelope import MOST_CHANGES, describe_halves, is_whole, make_whole, whole_keys, whole_text
 from .json_values import has_json_type
 from .signatures import CONTEXT_NAME, known_hints, read_hints, read_parameters
 from .validation import Problems, describe_key, plain_shape
@@ -249,7 +249,7 @@ def _note_changes(plain: Any, otherwise: Any, path: str, changes: list[str]) -> 
     elif isinstance(plain, str) and plain != otherwise:
         changes.append(f"{whole_text(path[:200]).lstrip('.') or 'the result'}: bytes became base64")
     elif isinstance(plain, str) and whole_text(plain) is not plain:
-        changes.append(note_halves(path))
+        changes.append(describe_halves(path))
 
 
 _LEAVES = frozenset({type(None), bool, int, float, str})

@@ -204,7 +204,7 @@ def make_whole(plain: Any) -> Any:
 def _find_halves(plain: Any, path: str) -> Iterator[str]:
     if isinstance(plain, str):
         if whole_text(plain) is not plain:
-            yield note_halves(path)
+            yield describe_halves(path)
     elif isinstance(plain, list):
         for place, item in enumerate(plain):
             yield from _find_halves(item, f"{path}[{place}]")
@@ -214,7 +214,7 @@ def _find_halves(plain: Any, path: str) -> Iterator[str]:
             yield from _find_halves(item, f"{path}.{key}")
 
 
-def note_halves(path: str) -> str:
+def describe_halves(path: str) -> str:
     return f"{whole_text(path[:200]).lstrip('.') or 'the result'}: half characters became U+FFFD"
 
 

@@ -227,7 +227,7 @@ class Overtime:
         self.requests[-1] = replace(last, granted_ms=granted_ms, verdict=verdict, reason=reason)
         return self.requests[-1]
 
-    def note_unanswered(self, at_ms: int, asked_by: str, took_ms: int) -> OvertimeRequest:
+    def record_unanswered(self, at_ms: int, asked_by: str, took_ms: int) -> OvertimeRequest:
         self.used_ms = min(self.policy.budget_ms, self.used_ms + took_ms)
         observer = self.policy.observer.value
         self.requests.append(OvertimeRequest(at_ms, asked_by, observer, Verdict.UNANSWERED, took_ms=took_ms))

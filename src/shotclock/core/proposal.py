@@ -100,7 +100,7 @@ class ProposalRequest:
     """The schema of `arguments`, for a form and for mistakes in a modification."""
     policy: Policy = Policy()
     surroundings: Mapping[str, JSON] | None = None
-    """Further parts of the action that cannot be modified: directory, environment, program, number of tries."""
+    """Further parts of the action that cannot be modified: directory, environment, program, number of attempts."""
     dispatched: bool = False  # whether Shotclock carries the action out. Otherwise the agent does, unseen
 
     @property

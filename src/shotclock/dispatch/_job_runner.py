@@ -61,7 +61,7 @@ def main(home: str, job_id: str) -> None:
     folder = runners_folder(home)
     log, log_in = os.pipe()
     with Store.open(Path(home)) as store:
-        job = store.jobs.take_charge(job_id, this_process(), wall_time())
+        job = store.jobs.assign_runner(job_id, this_process(), wall_time())
         if job is None:
             withdraw(folder)
             return  # it has another runner, or has ended

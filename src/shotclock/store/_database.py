@@ -22,10 +22,10 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..core.limits import ProcessIdentity, WallTime
 from ..core.value_types import value
@@ -71,6 +71,8 @@ LONGEST_JSON = 400_000_000
 CLOCK_SLACK_MS = 60_000
 
 Column = str | int | bytes | None
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _FORKED = "the store was in use when this process was forked, and can only be opened after an exec"
 
@@ -326,6 +328,11 @@ class Table:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def _read(self, look: Callable[Concatenate[Transaction, P], T], *values: P.args, **named: P.kwargs) -> T:
+        """Return the result of a function of one reading transaction."""
+        with self._database.read() as transaction:
+            return look(transaction, *values, **named)
 
     def _select(self, query: str, values: Sequence[object] = ()) -> list[Any]:
         """Return the rows of a query."""

@@ -87,17 +87,14 @@ class Head(NamedTuple):
 
 class Audit(Table):
     def entries(self, after_seq: int = 0, limit: int = 500) -> list[Entry]:
-        with self._database.read() as transaction:
-            return _ENTRIES.list(transaction, "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit))
+        return self._read(_ENTRIES.list, "WHERE seq > ? ORDER BY seq LIMIT ?", (after_seq, limit))
 
     def of(self, proposal_id: str, limit: int = 500) -> list[Entry]:
-        with self._database.read() as transaction:
-            return _ENTRIES.list(transaction, "WHERE proposal = ? ORDER BY seq LIMIT ?", (proposal_id, limit))
+        return self._read(_ENTRIES.list, "WHERE proposal = ? ORDER BY seq LIMIT ?", (proposal_id, limit))
 
     def head(self) -> Head:
         """Return the last entry, to be anchored elsewhere."""
-        with self._database.read() as transaction:
-            return _read_last(transaction)
+        return self._read(_read_last)
 
     def list_unfiled(self, limit: int) -> list[Entry]:
         """Return the entries that may be missing in the file, the oldest first."""
@@ -160,8 +157,7 @@ class Tokens(Table):
             append(transaction, token.created_at, "token-issued", None, by, details)
 
     def get(self, id: str) -> Token | None:
-        with self._database.read() as transaction:
-            return _TOKENS.get(transaction, "WHERE id = ?", (id,))
+        return self._read(_TOKENS.get, "WHERE id = ?", (id,))
 
     def revoke(self, id_or_name: str, by: str, now: WallTime) -> list[Token]:
         """Revoke the token of that id, or all of that name. Return those that were not revoked before."""
@@ -191,8 +187,7 @@ class Tokens(Table):
         return {row[0]: digest_of_row(row) for row in self._select(f"SELECT {_ROW} FROM tokens")}
 
     def list(self) -> list[Token]:
-        with self._database.read() as transaction:
-            return _TOKENS.list(transaction, "ORDER BY created_at, id")
+        return self._read(_TOKENS.list, "ORDER BY created_at, id")
 
 
 def _row_digest(transaction: Transaction, id: str) -> str:

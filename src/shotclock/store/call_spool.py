@@ -50,7 +50,7 @@ def record_calls(
         with Store.open() as store:
             batch.add_to(store, keep)
             with contextlib.suppress(StoreBusy):  # the next batch tries again
-                take_in(store, keep)
+                add_spooled(store, keep)
             prune_in_passing(store, environment, now, is_alive)
     except StoreBusy:
         if not is_last:
@@ -63,7 +63,7 @@ def record_calls(
     return True
 
 
-def take_in(store: Store, keep: int, wait_ms: int | None = 0) -> None:
+def add_spooled(store: Store, keep: int, wait_ms: int | None = 0) -> None:
     """Add the calls of all files to the store, each once. Raises StoreBusy."""
     for path in (store.home / FOLDER).glob("*[!w]"):
         # Another process adds it, or another version wrote it.

@@ -95,8 +95,7 @@ class GroupPlaces(Table):
 
     def list(self, group_name: str) -> tuple[GroupPlace, ...]:
         """Return the places of a group in their order, with those of dead processes."""
-        with self._database.read() as transaction:
-            return tuple(_PLACES.list(transaction, "WHERE group_name = ? ORDER BY seq", (group_name,)))
+        return tuple(self._read(_PLACES.list, "WHERE group_name = ? ORDER BY seq", (group_name,)))
 
 
 def _decide(

@@ -1,7 +1,7 @@
 """Directory of this user's state, private files and directories in it, and the expected failures of the store.
 
     StoreError
-    ├── StoreBusy       another process was writing for too long; nothing was changed, try again
+    ├── StoreBusy       another process was writing for too long; nothing was changed, retry
     └── StoreUnusable   the directory, the file or the disk must be repaired; nothing was changed
 
 Wrong values from our own code raise ValueError and TypeError: they are bugs.

@@ -165,8 +165,7 @@ class Jobs(Table):
         self._execute("DELETE FROM jobs WHERE id = ? AND ended_at IS NOT NULL", (id,))
 
     def find_latest(self, key: str) -> Job | None:
-        with self._database.read() as transaction:
-            return _get_latest(transaction, key)
+        return self._read(_get_latest, key)
 
     def amend(self, id: str, changes: Mapping[str, object], *, wait_ms: int | None = None) -> None:
         """Change values in the `spec` of a job. `wait_ms`: see Database.write."""
@@ -205,8 +204,7 @@ class Jobs(Table):
             return True
 
     def get(self, id: str) -> Job | None:
-        with self._database.read() as transaction:
-            return _get(transaction, id)
+        return self._read(_get, id)
 
     def find(self, prefix: str, of: str | None = None) -> Job | Ambiguous | None:
         """Return the one job whose id has this prefix, or is it. `of`: only among the jobs of this owner."""
@@ -237,7 +235,7 @@ class Jobs(Table):
             values = (*names, check_count(limit, "limit"))
             return tuple(_JOBS.list(transaction, f"{where}ORDER BY seq DESC LIMIT ?", values))
 
-    def take_charge(self, id: str, runner: ProcessIdentity, now: WallTime) -> Job | None:
+    def assign_runner(self, id: str, runner: ProcessIdentity, now: WallTime) -> Job | None:
         """Give a starting job to this job runner and return it. None if it has ended or has another runner."""
         with self._database.write() as transaction:
             transaction.execute(
@@ -346,8 +344,7 @@ class Checkpoints(Table):
         )
 
     def load(self, key: str) -> Checkpoint | None:
-        with self._database.read() as transaction:
-            return _CHECKPOINTS.get(transaction, "WHERE key = ?", (key,))
+        return self._read(_CHECKPOINTS.get, "WHERE key = ?", (key,))
 
     def clear(self, key: str) -> bool:
         """Delete the checkpoint of this key. Return whether there was one."""

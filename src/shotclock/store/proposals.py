@@ -297,8 +297,7 @@ class Proposals(Table):
 
     def get(self, id: str) -> Proposal | None:
         """Return the proposal as it was written, or None. One past its end may still be pending."""
-        with self._database.read() as transaction:
-            return _get(transaction, id)
+        return self._read(_get, id)
 
     def with_entries(self, id: str) -> StoredProposal:
         """Return all rows of one proposal, as they were in one instant."""
@@ -330,8 +329,7 @@ class Proposals(Table):
         return [(_SUMMARIES.read(row[:-1]), row[-1]) for row in self._select(query, (after_seq, limit))]
 
     def last_seq(self) -> int:
-        with self._database.read() as transaction:
-            return _last_seq(transaction)
+        return self._read(_last_seq)
 
     def feed(self) -> Feed:
         """Open a Feed of the changes by others. The caller closes it."""
@@ -358,8 +356,7 @@ class Proposals(Table):
             conditions["seq < ?"] = check_count(before_seq, "before_seq")
         where = f"WHERE {' AND '.join(conditions)} " if conditions else ""
         values = (*conditions.values(), check_count(limit, "limit"))
-        with self._database.read() as transaction:
-            return _SUMMARIES.list(transaction, f"{where}ORDER BY seq DESC LIMIT ?", values)
+        return self._read(_SUMMARIES.list, f"{where}ORDER BY seq DESC LIMIT ?", values)
 
 
 def _new_end(changed: Proposal) -> dict[str, Any]:
@@ -375,14 +372,13 @@ def read_exported(exported: Mapping[str, Any]) -> Proposal:
     return _PROPOSALS.read([columns[name] for name in _PROPOSALS.columns.split(", ")])
 
 
-class Feed:
+class Feed(Table):
     """Connection of its own that finds changes by others cheaply. For one thread."""
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._mark: object = None
-        with self._database.read() as transaction:
-            self.seen_seq: int = _last_seq(transaction)
+        self.seen_seq: int = self._read(_last_seq)
 
     def look(self, is_awaited: Callable[[str], bool], limit: int) -> tuple[int, list[Proposal]]:
         """Return the number of changes since the last look, and the awaited proposals among them that have ended.
@@ -406,8 +402,7 @@ class Feed:
 
     def next_due_at(self) -> WallTime | None:
         """Return when the next proposal expires or needs a reminder, if nothing changes before."""
-        with self._database.read() as transaction:
-            return _next_due_at(transaction)
+        return self._read(_next_due_at)
 
     def close(self) -> None:
         self._database.close()

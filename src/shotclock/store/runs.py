@@ -82,7 +82,7 @@ class PastStep:
     was_wound_down: bool
     clock: Mapping[str, Any] | None  # the limit that stopped it
     tries: Sequence[tuple[int, str]] = ()
-    """The milliseconds and the outcome of each try, or of the longest ones."""
+    """The milliseconds and the outcome of each attempt, or of the longest ones."""
 
 
 @value
@@ -168,7 +168,7 @@ class Runs(Table):
         query = "UPDATE runs SET deadline_at = ? WHERE id = ? AND ended_at IS NULL"
         self._execute(query, (deadline_at, run_id), durable=False, wait_ms=wait_ms)
 
-    def note_group(self, run_id: str, concurrency: Mapping[str, Any]) -> None:
+    def record_group(self, run_id: str, concurrency: Mapping[str, Any]) -> None:
         """Record the group of a resumed run, with the time that it has waited for it."""
         query = "UPDATE runs SET concurrency = ? WHERE id = ? AND ended_at IS NULL"
         self._execute(query, (json_text(concurrency), run_id), durable=False)
@@ -248,8 +248,7 @@ class Runs(Table):
                 transaction.execute("UPDATE runs SET envelope = ? WHERE id = ?", (json_text(envelope), run_id))
 
     def get(self, run_id: str) -> StoredRun | None:
-        with self._database.read() as transaction:
-            return _get(transaction, run_id)
+        return self._read(_get, run_id)
 
     def list_inside(self, run_id: str, step_id: str) -> tuple[str, ...]:
         with self._database.read() as transaction:
@@ -272,14 +271,12 @@ class Runs(Table):
         return {file: json.loads(workflow) for file, workflow in texts.items()}
 
     def list(self, limit: int = 100) -> tuple[StoredRun, ...]:
-        with self._database.read() as transaction:
-            return tuple(_RUNS.list(transaction, "ORDER BY seq DESC LIMIT ?", (limit,)))
+        return tuple(self._read(_RUNS.list, "ORDER BY seq DESC LIMIT ?", (limit,)))
 
     def list_open(self, limit: int = 100) -> tuple[StoredRun, ...]:
         """Return the runs with a process, living or dead, the newest first."""
         where = "WHERE ended_at IS NULL AND parked_at IS NULL ORDER BY seq DESC LIMIT ?"
-        with self._database.read() as transaction:
-            return tuple(_RUNS.list(transaction, where, (check_count(limit, "limit"),)))
+        return tuple(self._read(_RUNS.list, where, (check_count(limit, "limit"),)))
 
     def list_files(self, name: str) -> tuple[str, ...]:
         rows = self._select("SELECT DISTINCT file FROM runs WHERE name = ?", (name,))
@@ -339,8 +336,7 @@ class Runs(Table):
         return tuple((seq, decode_text(id)) for seq, id in self._select("SELECT seq, id FROM runs"))
 
     def list_open_ids(self) -> frozenset[str]:
-        with self._database.read() as transaction:
-            return _list_open_ids(transaction)
+        return self._read(_list_open_ids)
 
     def list_left_behind(self, before: WallTime, is_alive: Callable[[ProcessIdentity], bool]) -> tuple[Outdated, ...]:
         """Return the runs that began before then and whose process died, without parked ones."""

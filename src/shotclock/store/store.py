@@ -50,7 +50,7 @@ IN_PASSING = 200
 PAGES_IN_PASSING = 2_000
 PAUSE_MS = DAY_MS
 PAUSE_WITH_MORE_MS = 3_600_000
-LOG_NAME_LENGTH = 180  # leaves room in a file name for the number of the try, and a suffix
+LOG_NAME_LENGTH = 180  # leaves room in a file name for the number of the attempt, and a suffix
 _SIZE = re.compile(r"(\d+)\s*([kMGT]?)B?", re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 

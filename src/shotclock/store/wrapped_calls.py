@@ -146,8 +146,7 @@ class Calls(Table):
     def list(self, wanted: CallFilter, limit: int, *, slowest: bool = False) -> list[LoggedCall]:
         """Return the selected calls that have ended, the newest first or the slowest first."""
         check_count(limit, "limit")
-        with self._database.read() as transaction:
-            return _list_ended(transaction, wanted, limit, slowest)
+        return self._read(_list_ended, wanted, limit, slowest)
 
     def look(
         self, wanted: CallFilter, limit: int, is_alive: Callable[[ProcessIdentity], bool], *, slowest: bool = False

@@ -190,7 +190,7 @@ async def resume(run_id: str, store: Store, caller: RunCaller = DEFAULT_CALLER) 
         waited_ms += (run.concurrency or {}).get("waited_ms", 0)
         concurrency = {**group.record, "waited_ms": waited_ms}
         with group.left_on_error():
-            await asyncio.to_thread(store.runs.note_group, run.id, concurrency)
+            await asyncio.to_thread(store.runs.record_group, run.id, concurrency)
         run = replace(run, concurrency=concurrency)
     recorded = await asyncio.to_thread(resume_states, workflow, states, store, run)
     return await _Run(request, call, store, caller, _Beginning.of(run), recorded).carry_out()
