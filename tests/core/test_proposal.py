@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shotclock.core.errors import Failure
-from shotclock.core.json_values import of_json, to_json
 from shotclock.core.limits import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from shotclock.core.proposal import (
     ActionOutcome,
@@ -160,7 +159,8 @@ def test_the_text_of_an_action_covers_all_that_runs_and_nothing_else() -> None:
     assert (
         ProposalRequest(Kind.QUESTION, "go?", choices=("a", "b")).text == 'question: "go?"\nchoices:\n  - "a"\n  - "b"'
     )
-    assert OPERATION.confirmation == "shop/pay" and file.confirmation == "t"
+    assert OPERATION.confirmation == "shop/pay"
+    assert ProposalRequest(Kind.QUESTION, "Drop  the\ntable").confirmation == "Drop the table"
     assert canonical({"b": 1, "a": [True]}) == '{"a":[true],"b":1}' and digest(1) != digest("1")
 
 
@@ -216,11 +216,3 @@ def test_whatever_is_tried_in_whatever_order_a_proposal_ends_once_and_is_used_on
         current = following
     assert ends <= 1 and uses <= 1
     assert json.loads(json.dumps(result_of(current)))["status"] == current.status.value
-
-
-def test_a_request_comes_back_from_json_whole() -> None:
-    file = ProposalRequest(Kind.FILE, "t", file=ProposedFile("/f", "a: 1\n", "a: 0\n"), choices=("a",))
-    for ask in (OPERATION, replace(file, policy=Policy(5000, 100, "reject", ("ann", "bob"), True))):
-        back = of_json(ProposalRequest, json.loads(json.dumps(to_json(ask))))
-        assert back == ask and back.action_hash == ask.action_hash
-    assert ProposalRequest(Kind.QUESTION, "Drop  the\ntable").confirmation == "Drop the table"

@@ -148,19 +148,6 @@ def test_these_are_not_the_same() -> None:
             assert len(hashes) == 2
 
 
-def test_in_which_order_arguments_are_given_means_nothing() -> None:
-    one, other = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
-    assert (
-        len({ProposalRequest(Kind.OPERATION, "t", operation="o", arguments=each).action_hash for each in (one, other)})
-        == 1
-    )
-
-
-def test_a_yes_to_what_the_asker_does_is_none_to_what_we_do() -> None:
-    ours = ProposalRequest(Kind.OPERATION, "t", operation="shop/pay", arguments={}, dispatched=True)
-    assert replace(ours, dispatched=False).action_hash != ours.action_hash
-
-
 def test_another_text_path_or_command_is_another_file() -> None:
     ask = ProposalRequest(
         Kind.FILE, "t", file=ProposedFile("/a", "x\n"), surroundings={"command": "shop/save"}, dispatched=True

@@ -53,23 +53,6 @@ def test_arguments_that_are_wrong_are_told_before_anybody_has_to_confirm(tool: A
     assert fields_of(program.envelope("touch", "x", "--confirm-destructive", code=2)) == ["--confirm-destructive"]
 
 
-def test_a_preview_that_fails_is_called_that_and_nothing_was_done(
-    tool: Any, precious: Path, validate_envelope: Any
-) -> None:
-    program = tool("cleaner.py")
-    missing = validate_envelope(program.envelope("broken-preview", precious.with_name("none"), code=5))
-    assert missing["error"]["code"] == "NOT_FOUND" and "preview (dry_run) failed" in missing["error"]["message"]
-    bug = validate_envelope(program.envelope("broken-preview", precious, code=1))
-    assert bug["error"]["code"] == "INTERNAL_ERROR" and bug["error"]["context"]["preview"] is True
-    assert "not confirmed" in bug["error"]["message"] and "ValueError: no idea what would go" in bug["error"]["message"]
-    assert bug["meta"]["side_effects"] == "none" and precious.exists()
-
-
-def test_a_command_that_calls_a_destructive_one_confirms_it_by_that(tool: Any, precious: Path) -> None:
-    inner = tool("cleaner.py").envelope("tidy", precious, code=0)["data"]
-    assert inner["ok"] and not precious.exists()
-
-
 @pytest.mark.requirement("C-004")
 def test_a_dry_run_and_a_look_at_the_arguments_need_no_confirmation(tool: Any, precious: Path):
     program = tool("cleaner.py")

@@ -1,26 +1,16 @@
 """What is decided about a request and its response without a server."""
 
-from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
 from shotclock.flows.steps import http_message
-from shotclock.flows.steps.http_message import BodyTooLarge, HttpRequest, InvalidRequest, Response, Unwritable
+from shotclock.flows.steps.http_message import HttpRequest, InvalidRequest
 
 
 def request(**settings: Any) -> HttpRequest:
     return HttpRequest.of({"url": "http://h", **settings})
-
-
-def received(status: int, body: bytes = b"", folder: Path = Path("/"), headers: Any = (), **settings: Any) -> Response:
-    response = Response(request(**settings), folder)
-    response.begin(httpx2.Response(status, headers=dict(headers)))
-    with response.receiving():
-        response.add(body)
-    response.finish("r-1")
-    return response
 
 
 def test_a_request_is_sent_as_written_or_refused_with_the_name_of_its_field() -> None:
@@ -68,37 +58,3 @@ def test_retry_after_is_seconds_or_a_date_and_has_an_end() -> None:
     ):
         assert http_message.retry_after_ms({"retry-after": written}, 10.0) == ms, written
     assert http_message.retry_after_ms({}, 0) is None
-
-
-def test_a_body_is_text_a_file_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_message, "spill_path", lambda name: str(tmp_path / name))
-    assert received(200, b"\xef\xbb\xbfhi").output == "hi" and received(204).output == ""
-    assert received(200, b"\xe9", headers={"content-type": "text/x; charset=latin-1"}).output == "é"
-    assert received(200, b"a\xe9", headers={"content-type": "application/problem+json"}).output == "a\ufffd"
-    binary = received(200, b"\xff\xfe", headers={"content-type": "image/png", "set-cookie": "s"})
-    assert Path(binary.output["path"]).read_bytes() == b"\xff\xfe" and binary.output["bytes"] == 2
-    data: Any = binary.data()
-    assert data["headers"] == {"content-type": "image/png"} and "partial" not in data
-    saved = received(200, b"new", tmp_path, output_file="a/b")
-    assert saved.output["path"] == str(tmp_path / "a/b") and (tmp_path / "a/b").read_text() == "new"
-    assert received(500, b"x", tmp_path, output_file="c").output == "x" and not (tmp_path / "c").exists()
-    with pytest.raises(Unwritable, match="is not a file"):
-        received(200, b"x", tmp_path, output_file="/dev/null")
-    for body, headers in ((b"abcd", {}), (b"", {"content-length": "4"})):
-        assert received(200, body[:3], max_body_bytes=3).size <= 3
-        with pytest.raises(BodyTooLarge):
-            received(200, body, headers=headers, max_body_bytes=3)
-    failed = received(404, b"a" * 70_000, headers={"content-length": "70000"}, max_body_bytes=3)
-    assert len(failed.output) == http_message.KEPT_OF_FAILURE and failed.size == 70_000
-    part = Response(request(), tmp_path)
-    assert part.data() is None and part.output is None
-    part.begin(httpx2.Response(200))
-    assert part.data() == {"status": 200, "headers": {}, "bytes": 0, "partial": True, "body": ""}
-    for text, kind, is_cut_off in (
-        ('{"a": [1', "application/json", True),
-        ('"abc', "application/x+json; a=b", True),
-        ('{"a": 1}', "application/json", False),
-        ('{"a": x}', "application/json", False),
-        ('{"a": [1', "text/plain", False),
-    ):
-        assert received(200, text.encode(), headers={"content-type": kind}).is_cut_off is is_cut_off, text
