@@ -7,7 +7,7 @@ import pytest
 
 from shotclock.core.limits import WallTime
 from shotclock.dispatch import job_log
-from shotclock.dispatch.job_log import Logbook, log_files, read_log, read_tail
+from shotclock.dispatch.job_log import Logbook, LogPart, log_files, read_log, read_tail
 
 
 def open_log(path: Path) -> Logbook:
@@ -95,3 +95,23 @@ def test_a_further_attempt_appends_and_a_log_without_an_index_is_still_read(tmp_
     (tmp_path / "bare").write_bytes(b"it did not start\n")
     assert read_tail(str(tmp_path / "bare"), 100) == "it did not start\n"
     assert read_log(str(tmp_path / "none")).content == b""
+
+
+def test_a_part_of_a_log_is_cut_by_lines_and_knows_where_it_is() -> None:
+    for work, content, offset, first_line in (
+        (lambda part: part.keep_from_line(5), b"two\nne\n", 14, 5),
+        (lambda part: part.keep_from_line(6), b"ne\n", 18, 6),
+        (lambda part: part.keep_from_line(9), b"", 21, 7),
+        (lambda part: part.keep_from_line(4), b"one\ntwo\nne\n", 10, 4),
+        (lambda part: part.keep_last_lines(1), b"ne\n", 18, 6),
+        (lambda part: part.keep_last_lines(2), b"two\nne\n", 14, 5),
+        (lambda part: part.keep_last_lines(9), b"one\ntwo\nne\n", 10, 4),
+        (lambda part: part.drop(4), b"two\nne\n", 14, 5),
+    ):
+        part = LogPart(b"one\ntwo\nne\n", 10, 4)
+        work(part)
+        assert (part.content, part.offset, part.first_line) == (content, offset, first_line)
+        assert (part.end, part.next_line) == (21, 7)
+    last = LogPart(b"a\nb")
+    last.keep_last_lines(1)
+    assert last.content == b"b" and last.next_line == 2
