@@ -88,8 +88,8 @@ def changes_of(path: Path) -> list[Change]:
     return found
 
 
-def walk(node: ast.AST, *, is_module: bool = True) -> Iterator[ast.AST]:
-    """Yield the nodes that decide something: no annotations, messages, logs, named bounds or imports for types."""
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that decide something: no annotations, messages, logs, named bounds, fields or imports."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.JoinedStr | ast.arguments | ast.Assert | ast.Import | ast.ImportFrom):
             continue  # an argument's default is data, and an assertion is for the type checker
@@ -97,14 +97,14 @@ def walk(node: ast.AST, *, is_module: bool = True) -> Iterator[ast.AST]:
             continue
         if isinstance(child, ast.Call) and ast.unparse(child.func).partition(".")[0] in LOGS:
             continue
-        if is_module and isinstance(child, ast.Assign | ast.AnnAssign):
-            continue  # a bound or a table
+        if isinstance(node, ast.Module | ast.ClassDef) and isinstance(child, ast.Assign | ast.AnnAssign):
+            continue  # a bound, a table or the default of a field
         if getattr(node, "annotation", None) is child or getattr(node, "returns", None) is child:
             continue
         if isinstance(child, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in child.bases):
             continue
         yield child
-        yield from walk(child, is_module=False)
+        yield from walk(child)
 
 
 def copy_tree(to: Path) -> Path:

@@ -31,7 +31,6 @@ from ..core.limits import NS_PER_MS, Clocks, format_duration
 from ..core.overtime import ObserverKind
 from ..core.proposal import ActionOutcome, Runner
 from ..core.value_types import replace
-from ..core.visible_text import Redaction
 from ..people.approval import Approvals, ask_person
 from ..people.inbox import Inbox
 from ..store.home import StoreBusy
@@ -116,7 +115,6 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
     rules = CallRules(tool_of(catalogue), approvals, ConcurrencyLimits(catalogue, lambda: store), observers)
     if (proposal := store.proposals.get(job.spec.get("proposal_id") or "")) is not None:
         approvals.must_be_approved(proposal)
-    listener = JobListener(store, job, spec, rules.tool.redaction())
     async with runtime:
         runtime.open_channel(store.home)
         call = runtime.begin(job.command, job.arguments, Clocks(timeout_ms=limit_ms(job)), rules=rules)
@@ -124,7 +122,8 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
             call.request = CallRequest(job.command, job.arguments, caller=Caller(**caller))
         if job.used_ms:  # by earlier attempts, which have the same limit
             call.count_from(call.started_ns - job.used_ms * NS_PER_MS)
-        running_runs[job.id] = listener.call = call
+        running_runs[job.id] = call
+        listener = JobListener(store, job, spec, call)
         working = asyncio.ensure_future(runtime.finish(call, listener))
         stopped = asyncio.Event()  # by a caller whose request the store did not take
         loop.add_signal_handler(signal.SIGTERM, stopped.set)
@@ -154,10 +153,9 @@ async def _run(store: Store, job: Job, log: int, log_file: int) -> Envelope:
 def _still_wanted(store: Store, job: Job, listener: JobListener) -> bool:
     """Write a heartbeat and return whether the job is still wanted. A busy store is no reason to stop."""
     with contextlib.suppress(Exception):
-        if listener.call is not None:
-            used_ms = (monotonic_ns() - listener.call.started_ns) // NS_PER_MS
-            with contextlib.suppress(StoreBusy):
-                store.jobs.beat(job.id, wall_time(), attempt=job.attempt, used_ms=used_ms, wait_ms=0)
+        used_ms = (monotonic_ns() - listener.call.started_ns) // NS_PER_MS
+        with contextlib.suppress(StoreBusy):
+            store.jobs.beat(job.id, wall_time(), attempt=job.attempt, used_ms=used_ms, wait_ms=0)
         listener.write_progress_sometimes()
         current = store.jobs.get(job.id)
         return current is not None and current.attempt == job.attempt and current.cancel_requested_at is None
@@ -165,10 +163,10 @@ def _still_wanted(store: Store, job: Job, listener: JobListener) -> bool:
 
 
 class JobListener(CommandListener):
-    def __init__(self, store: Store, job: Job, spec: CommandSpec, redaction: Redaction | None) -> None:
+    def __init__(self, store: Store, job: Job, spec: CommandSpec, call: Call) -> None:
         checkpoint = InvocationCheckpoint(lambda: store, lambda: job.key)
         request = CallRequest(job.command, job.arguments, resume_from=job.spec["resume_from"])
-        super().__init__(checkpoint, spec, request, redaction)
+        super().__init__(checkpoint, spec, request, call.tool.redaction())
         self.stdin_path = job.stdin_path
         self.warnings: list[Warning_] = checkpoint.warnings
         self._store = store
@@ -176,7 +174,7 @@ class JobListener(CommandListener):
         self._latest: tuple[int, int | None, str | None] | None = None
         self._written_ns = 0
         self._asking = 0
-        self.call: Call | None = None
+        self.call = call
 
     def wrote(self, text: str) -> None:
         """Drop an item: a job has no caller to give it to."""
@@ -191,7 +189,7 @@ class JobListener(CommandListener):
         job, jobs, asks = self._job, self._store.jobs, self._job.spec.get("asks")
         if method == URL_COMPLETED:  # the revision that has tasks has no such message
             return {}
-        if asks is None or self.call is None:
+        if asks is None:
             raise Failure("CANNOT_ASK", "the job was not started as a task by an MCP client")
         check_capabilities(asks, method, params)
         check_question(params, self._asking)
