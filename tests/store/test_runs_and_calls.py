@@ -65,7 +65,7 @@ def test_a_run_belongs_to_one_living_process_until_it_ends_once(store: Store) ->
 
 def test_past_outdated_and_inner_runs_are_found(store: Store) -> None:
     runs = store.runs
-    record = {"attempts": 2, "error": {"context": {"clock": {"kind": "idle"}}}}
+    record = {"attempts": 2, "error": {"context": {"clock": {"kind": "idle"}}}, "tries": [[5, "failed"]]}
     for at, id in enumerate(("a", "b", "a.s", "a.s.2", "a.s.x", "b.s")):
         runs.begin(run(id, created_at=NOW + at, inputs={"n": at}))
         runs.record(id, [StepRecord("s", "failed", record)], NOW)
@@ -77,7 +77,15 @@ def test_past_outdated_and_inner_runs_are_found(store: Store) -> None:
     assert runs.files_inside("a", "s") == {"/f.yaml": {"steps": {}}} and runs.list_files("flow") == ("/f.yaml",)
     past = runs.list_past("flow", "/f.yaml", 10, before=NOW + 5)
     assert [each.id for each in past] == ["a.s.x", "a.s.2", "b"] and (past[0].code, past[0].took_ms) == ("FAIL_IF", 7)
-    assert (past[0].steps[0].attempts, past[0].steps[0].clock) == (2, {"kind": "idle"})
+    step = past[0].steps[0]
+    assert (step.attempts, step.clock, step.tries) == (
+        2,
+        {"kind": "idle"},
+        ((5, "failed"),),
+    ) and not step.was_wound_down
+    for record in ({"partial": True}, {"overtime": [{"event": "asked"}, {"event": "wind_down"}]}):
+        runs.record("b", [StepRecord("s", "succeeded", record)], NOW)
+        assert runs.list_past("flow", "/f.yaml", 4)[3].steps[0].was_wound_down
     assert runs.list_past("flow", "/f.yaml", 10, may_go_on=lambda: False) == ()
     assert len(runs.list_past("flow", "/f.yaml", 1)) == 1
     ids = dict(runs.list_ids())

@@ -160,7 +160,7 @@ class Replacement:
     had_state: bool = False  # a lifespan was open in it
 
     def blame(self, call_name: str = "") -> str:
-        culprit = "it" if self.culprit == call_name else self.culprit or "a task, a thread or a callback"
+        culprit = "it" if self.culprit == call_name != "" else self.culprit or "a task, a thread or a callback"
         return f"{culprit} {self.deed}" if self.deed else "it died"
 
     @property
