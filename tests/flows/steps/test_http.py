@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import email.utils
 import gzip
 import json
 import os
@@ -23,7 +22,7 @@ from shotclock.core.limits import Clocks
 from shotclock.flows.file.loader import load_text
 from shotclock.flows.run.runs import RunRequest, start
 from shotclock.flows.steps._http import HttpProvider
-from shotclock.flows.steps.http_message import LONGEST_RETRY_AFTER_MS, HttpRequest, InvalidRequest, retry_after_ms
+from shotclock.flows.steps.http_message import HttpRequest, InvalidRequest
 from shotclock.store.store import Store
 from tests.flows.steps import servers
 from tests.flows.steps.conftest import OVERSHOOT_S, Tried, sockets_to
@@ -457,21 +456,6 @@ def test_a_bad_status_with_a_body_without_an_end_is_still_that_status(fetch: Fet
         assert server.all_left(GONE_WITHIN_S)
 
 
-def test_when_to_try_again_is_read_from_seconds_and_dates() -> None:
-    now = 1_800_000_000.0
-
-    def after(written: str) -> int | None:
-        return retry_after_ms({"retry-after": written}, now)
-
-    assert after("3") == 3_000
-    assert after(" 0 ") == 0
-    assert after(email.utils.formatdate(now + 5, usegmt=True)) == 5_000
-    assert after(email.utils.formatdate(now - 5, usegmt=True)) == 0
-    assert after("9" * 400) == LONGEST_RETRY_AFTER_MS
-    for nonsense in ("", "soon", "-1", "1.5", "٣", "Mon, 99 Foo 2026 99:99:99 GMT"):
-        assert after(nonsense) is None, nonsense
-
-
 # --- what is sent and what comes back -----------------------------------------------------------------------
 
 
@@ -531,12 +515,6 @@ def test_a_charset_that_is_none_costs_nothing(fetch: Fetch) -> None:
         reply = response(b"text").replace(b"\r\n", b"\r\n" + kind, 1)
         with Server(answers(reply)) as server:
             assert fetch(server.url).result.output == "text", charset
-
-
-def test_what_mutates_is_said_by_the_method(fetch: Fetch) -> None:
-    with Server(answers(response(b"ok"))) as server:
-        assert fetch(server.url, method="GET").meta["side_effects"] == "none"
-        assert fetch(server.url, method="POST").meta["side_effects"] == "complete"
 
 
 def test_a_trusted_certificate_is(fetch: Fetch, certificate: Any) -> None:
@@ -709,23 +687,6 @@ def test_a_body_that_holds_a_secret_does_not_follow_a_redirect_to_somebody_else(
         assert ended["output"] == "thanks" and b"secret-value" not in other.requests[-1]
         ended = flow_with_redirect(server, status, other, "    method: POST\n    body: {plain: 1}\n", tmp_path)
         assert ended["output"] == "thanks" and b"plain" in other.requests[-1]
-
-
-def test_two_ways_to_say_where_a_body_ends_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="cannot both be sent"):
-        HttpRequest.of({"url": "http://x/", "headers": {"transfer-encoding": "chunked", "Content-Length": 3}})
-
-
-def test_a_message_of_any_shape_is_rid_of_what_the_headers_hold() -> None:
-    request = HttpRequest.of({"url": "http://x/", "headers": {"Authorization": f"Basic {SECRET}", "X": "ab"}})
-    said = request.without_secrets(f"illegal value b'Basic {SECRET}' ({SECRET}) ab https://me:pw@host/ ok")
-    assert said == "illegal value b'***' (***) ab https://***@host/ ok"
-
-
-def test_a_header_that_is_wrong_is_named_and_not_shown() -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        HttpRequest.of({"url": "http://x/", "headers": {"X-Key": f"{SECRET}\r\nX: y"}})
-    assert "X-Key" in str(refused.value) and SECRET not in str(refused.value)
 
 
 # --- through the engine ---------------------------------------------------------------------------------------
