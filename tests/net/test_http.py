@@ -74,11 +74,6 @@ def test_the_envelope_of_a_shotclock_server_is_adopted_and_nothing_of_a_wrong_ty
     adopted = tool_call._adopt_answer(ours, theirs)
     assert adopted.meta == {"ending": "killed", "side_effects": "none", "exit_code": 1} and len(adopted.warnings) == 1
     assert adopted.error == {**kept, "retryable": False, "phase": "execution", "retry_after_ms": 0}
-    waiting = {**whole, "error": {"code": "INCOMPLETE", "message": ""}, "meta": {"ending": "not_started"}}
-    waiting["data"] = {"status": "pending", "proposal_id": "p", "title": "t", "more": 1}
-    assert tool_call._read_proposal(waiting) == ("p", {"status": "pending", "proposal_id": "p", "title": "t"})
-    for other in ({"error": None}, {"meta": {"ending": "finished"}}, {"data": {"status": "pending"}}, {"data": []}):
-        assert tool_call._read_proposal({**waiting, **other}) is None
     assert tool_call._find_unsendable({"a": [1]}) is None
     assert all(map(tool_call._find_unsendable, ({"a": float("nan")}, {"a": "\ud800"}, {"a": {1}})))
 
