@@ -480,3 +480,38 @@ def test_identical_calls_of_many_processes_make_one_proposal(store: Store, home:
     found = in_children(4, propose_the_same, home)
     assert found[0] == found[1] == found[2] == found[3]
     assert len(store.proposals.list()) == 20
+
+
+def test_a_run_that_ends_withdraws_its_questions_and_says_which_approvals_had_no_effect(store: Store) -> None:
+    keys = ("r/a", "r/b", "r/c", "r0/d")
+    made = {key: propose(store, replace(ASK, title=key), by="run r", key=key)[0].id for key in keys}
+    ours, theirs = propose(store, replace(ASK, dispatched=True), by="run r", key="r/e")[0].id, made["r/c"]
+    for id in (made["r/b"], theirs, ours):
+        store.proposals.decide(id, APPROVE, "ann", NOW)
+    store.proposals.end_run("run r", "r", NOW + 5, unheard=[made["r/b"]])
+    ends = {key: store.proposals.get(id) for key, id in {**made, "r/e": ours}.items()}
+    assert {key: each.status.value for key, each in ends.items() if each is not None} == {
+        "r/a": "withdrawn", "r/b": "approved", "r/c": "approved", "r0/d": "pending", "r/e": "approved",
+    }  # fmt: skip
+    unused = {key for key, each in ends.items() if each is not None and each.outcome is not None}
+    assert unused == {"r/b", "r/e"}, "the author of r/c carries it out, and has read the answer"
+
+
+def test_a_proposal_is_taken_over_from_another_store_as_it_is_there(store: Store, tmp_path: Path) -> None:
+    made, _ = propose(store, key="k")
+    with Store.open(tmp_path / "other") as other:
+        other.proposals.take_over(store.proposals.export(made.id) or {}, NOW)
+        other.proposals.decide(made.id, APPROVE, "ann", NOW)
+        exported = other.proposals.export(made.id)
+    assert exported is not None and store.proposals.export("p-none") is None
+    taken = store.proposals.take_over(exported, NOW + 1)
+    assert (taken.status, taken.decided_by, taken.ask) == (APPROVE.status, "ann", ASK)
+    assert store.proposals.get(made.id) == taken and actions(store) == ["proposed", "taken-over"]
+    (entry,) = store.audit.entries(1)
+    assert (entry.details["status"], entry.details["used"], entry.by) == ("approved", False, "ann")
+    assert entry.details["decision"] is not None
+    assert store.proposals.list_forgettable(NOW + 2) == [], "it is still valid"
+    assert (
+        store.proposals.list_forgettable(END + 1) == [(made.id, "k")]
+        and store.proposals.forget([made.id, "x"], END) == 1
+    )
