@@ -78,7 +78,7 @@ def changes_of(path: Path) -> list[Change]:
         elif isinstance(node, ast.Constant) and type(node.value) is int:
             where, text = span(node), str(node.value + 1)
         elif isinstance(node, ast.Return) and node.value is not None:
-            if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            if not (isinstance(node.value, ast.Constant) and not node.value.value):  # None stands for False
                 where, text = span(node.value), "None"
         elif isinstance(node, ast.If | ast.While | ast.IfExp):
             where = span(node.test)
