@@ -149,6 +149,7 @@ def test_calls_are_kept_filtered_and_lost_with_their_process(store: Store) -> No
     shown = now.describe_open(NOW + 3, lambda _: True)
     assert [(each["outcome"], each["duration_ms"]) for each in shown] == [(WAITING, 3), (RUNNING, 3)]
     assert now.describe_open(NOW, lambda _: False)[0]["outcome"] == UNKNOWN
+    assert (shown[0]["due_at"], shown[0]["due_by"], shown[0]["pid"]) == ((NOW + 5).iso(), "timeout", 1)
     lost = now.describe_lost(NOW + 3)[0]
     assert (lost["duration_ms"], lost["due_at"], lost["due_by"]) == (None, None, None)
     calls.add([], 0, closed=[(ANN, 1)])
