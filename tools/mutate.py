@@ -176,7 +176,7 @@ def main() -> int:
         paths = sorted((tree / "src/shotclock" / wanted.room).rglob(f"{wanted.module or '*'}.py"))
         possible = [change for path in paths for change in changes_of(path)]
         chosen = random.Random(wanted.seed).sample(possible, min(wanted.count, len(possible)))
-        passed, took_s = run_tests(python, tree, wanted.room, wanted)
+        passed, took_s = run_tests(python, tree, "", wanted)  # all of them: "" is named everywhere
         print(f"without a change: {'passed' if passed else 'too slow' if passed is None else 'FAILED'}, {took_s:.0f} s")
         if passed is False:
             return 1
