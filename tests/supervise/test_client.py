@@ -103,6 +103,10 @@ def test_a_supervisor_is_looked_at_only_when_its_command_should_end() -> None:
     assert [at_ms for at_ms, _ in lived(client, until_ms=2019)] == [30, 1030, 2000, 2010]
     client.receive(0, ENDED)
     assert client.next_ns is None and lived(client) == []
+    at_its_bell = SupervisorClient(task_of(bell_ms=1000, kill_ms=2000), 70)
+    at_its_bell.order(970 * NS_PER_MS, Order.SIGNAL, "10")
+    at_its_bell.take_orders()
+    assert [at_ms for at_ms, _ in lived(at_its_bell, until_ms=2009)] == [1000, 2000]
 
 
 def test_a_stopped_supervisor_is_continued_and_given_up_if_it_stays_stopped_after_the_kill() -> None:

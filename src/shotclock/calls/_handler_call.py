@@ -277,7 +277,7 @@ class InlineCall(HandlerWork):
         return self._ready.on_call(operation, arguments, clocks)
 
     def _report(self, note: Callable[[], None]) -> None:
-        """Take news of the handler, also from a thread that it started."""
+        """Handle news of the handler, also from a thread that it started."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._handle_news, note)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -495,7 +496,9 @@ def make_envelope(call: Call, outcome: Outcome | Envelope) -> Envelope:
     if isinstance(outcome.problem, Problem):
         outcome.problem.registered  # noqa: B018 - an unregistered code is found here, not by the reader
     if outcome.traceback:
-        _write_traceback(call, outcome.traceback)
+        with contextlib.suppress(Exception):  # stderr is closed or full
+            where = f"{call.tool.name}: {call.name} raised (request {call.request_id})"
+            sys.stderr.write(f"{where}:\n{outcome.traceback}")
     warnings = call.warnings + outcome.warnings
     if call.winding_down is not None and outcome.problem is None:
         warnings += (_wind_down_warning(call, call.winding_down),)
@@ -539,13 +542,6 @@ def _wind_down_warning(call: Call, asked: WindDown) -> Warning_:
     return warning("WOUND_DOWN", f"asked to wind down by {who}: {asked.reason}")
 
 
-def _write_traceback(call: Call, lines: str) -> None:
-    try:
-        sys.stderr.write(f"{call.tool.name}: {call.name} raised (request {call.request_id}):\n{lines}")
-    except Exception:  # stderr is closed or full
-        pass
-
-
 def _render(call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> Envelope:
     bound = call.bound
     meta: dict[str, object] = {
@@ -572,7 +568,9 @@ def _render(call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> Envelope
         meta["remaining_ms"] = bound.bell.remaining_ms(now_ns)
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
     if problem is not None and problem.outside is not None and call.tool.is_served and not call.tool.debug:
-        problem = replace(problem, message=_public_message(call, problem))
+        where = f"on the server's stderr, or in the job's log, for request {call.request_id}"
+        details = f"; the details are {where}" if problem.code == "INTERNAL_ERROR" else ""
+        problem = replace(problem, message=f"{problem.outside}{details}")
     if outcome.traceback and problem is not None and call.tool.debug:
         problem = replace(problem, context={**(problem.context or {}), "traceback": outcome.traceback})
     return build_envelope(
@@ -584,14 +582,6 @@ def _render(call: Call, outcome: Outcome, now_ns: int, wall_ns: int) -> Envelope
         meta=meta,
         effects=outcome.side_effects,
     )
-
-
-def _public_message(call: Call, problem: Problem) -> str:
-    """Return the public message of an exception, and for a bug the place of its details."""
-    if problem.code != "INTERNAL_ERROR":
-        return problem.outside or ""
-    where = f"on the server's stderr, or in the job's log, for request {call.request_id}"
-    return f"{problem.outside}; the details are {where}"
 
 
 @record

@@ -112,7 +112,9 @@ def judge(call: Call, task: CommandTask, report: CommandReport) -> Outcome:
             data["signal"] = signal_name(-report.status)
     if report.jobs:
         data["jobs"] = report.jobs
-        warnings += [_warn_of_job(job) for job in report.jobs]
+        for job in report.jobs:
+            message = f"{job['name']} continues as job {job['job_id']}"
+            warnings.append(warning("JOB_CONTINUES", message, job_id=job["job_id"]))
     if report.stopped is not None:
         data["partial"] = True
     if report.soft_rang and call.winding_down is None:  # by the supervisor's own soft limit
@@ -137,11 +139,6 @@ def warn_left_behind(
     if survivors:
         warnings.append(warning("SURVIVORS", processes=list(survivors[:50])))
     return warnings
-
-
-def _warn_of_job(job: dict[str, object]) -> Warning_:
-    message = f"{job['name']} continues as job {job['job_id']}"
-    return warning("JOB_CONTINUES", message, job_id=job["job_id"])
 
 
 def _judge_ending(call: Call, task: CommandTask, report: CommandReport) -> tuple[Problem | None, Ending]:

@@ -132,7 +132,11 @@ class ControlChannel:
                 who = str(request["who"])[:100]
                 return await wind_down(find_calls(request), who, reason, None if within_ms is None else int(within_ms))
             case "cancel":
-                return _cancel_run(str(request["run"]), str(request["reason"])[:500])
+                run_id = str(request["run"])
+                if (cancel := run_cancels.get(run_id)) is None:
+                    raise Failure("CALL_NOT_FOUND", f"{run_id[:80]!r} is not running here any more")
+                cancel(str(request["reason"])[:500])
+                return {"cancelled": run_id}
         raise Failure("ARG_ERROR", f"{request['do']!r:.40} is not a request of this channel")
 
     async def _request_overtime(self, request: dict[str, Any]) -> dict[str, object]:
@@ -219,13 +223,6 @@ def find_calls(request: dict[str, Any]) -> list[Call]:
     if not attempts:
         raise Failure("CALL_NOT_FOUND", f"step {str(step)[:80]!r} of {run_id[:80]!r} is not running now")
     return attempts
-
-
-def _cancel_run(run_id: str, reason: str) -> dict[str, object]:
-    if (cancel := run_cancels.get(run_id)) is None:
-        raise Failure("CALL_NOT_FOUND", f"{run_id[:80]!r} is not running here any more")
-    cancel(reason)
-    return {"cancelled": run_id}
 
 
 async def extend(calls: list[Call], by_ms: int, who: str) -> dict[str, object]:

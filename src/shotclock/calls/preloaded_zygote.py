@@ -85,7 +85,11 @@ class Preloaded:
                 os._exit(1)
         theirs.close()
         ours.setblocking(False)
-        made = cls(_refuse_other)
+
+        def refuse_other(note: bytes, fds: list[int]) -> None:  # a program with an event loop cannot be forked
+            raise ipc.Broken("the process that forks workers was killed")
+
+        made = cls(refuse_other)
         made._requests, made.started_ns, made.pid = ours, monotonic_ns(), pid
         return made
 
@@ -139,11 +143,6 @@ class Preloaded:
             if sock is not None:
                 sock.close()
         self._control = self._requests = None
-
-
-def _refuse_other(note: bytes, fds: list[int]) -> None:
-    """Refuse to start another: a program with an event loop cannot be forked."""
-    raise ipc.Broken("the process that forks workers was killed")
 
 
 def address_of(handler: Handler) -> tuple[str, str]:

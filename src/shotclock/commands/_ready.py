@@ -120,7 +120,9 @@ def _get_status(address: str, limit_s: float) -> int:
     kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
     more = {}
     if url.scheme == "https":  # nothing is sent that must be secret, and servers of developers sign for themselves
-        kind, more = http.client.HTTPSConnection, {"context": _trust_all()}
+        trusting = ssl.create_default_context()
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+        kind, more = http.client.HTTPSConnection, {"context": trusting}
     connection = kind(url.hostname, url.port, timeout=limit_s, **more)
     # The timeout of the socket begins again with every byte.
     bound = threading.Timer(limit_s, _hang_up, [connection])
@@ -142,12 +144,6 @@ def _hang_up(connection: http.client.HTTPConnection) -> None:
     with contextlib.suppress(OSError):
         if (link := connection.sock) is not None:
             socket.socket.shutdown(link, socket.SHUT_RDWR)
-
-
-def _trust_all() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
 
 
 def find_listeners(port: int) -> dict[str, str]:

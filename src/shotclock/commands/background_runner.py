@@ -222,12 +222,12 @@ class CommandRun:
             stream.register(poller)
         ready = {fd for fd, _ in poller.poll(wait_ms)}
         for stream in self._streams:
-            stream.handle(ready, self._look_at_output)
+            stream.handle(ready, self._find_ready_line)
         if owner in ready:
             self._look_ns = monotonic_ns()
         return ready
 
-    def _look_at_output(self, chunk: bytes) -> None:
+    def _find_ready_line(self, chunk: bytes) -> None:
         if self._line_watch is not None and not self._is_ready and self._line_watch.finds(chunk):
             self._become_ready()
 

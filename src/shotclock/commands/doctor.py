@@ -33,6 +33,8 @@ from ..supervise.environment import DEADLINE_VARIABLE
 from ..supervise.supervisor import SUPERVISOR_NAME
 from ..supervise.zygote import ZYGOTE_NAME
 
+_GUARDS = (SUPERVISOR_NAME, ZYGOTE_NAME)
+
 T = TypeVar("T")
 Status = Literal["ok", "warn", "fail"]
 
@@ -120,14 +122,14 @@ def examine(*, sweep: bool = False, trace_id: str | None = None) -> Findings:
     findings.mechanism = _probe(checks, "mechanism", mechanism) or {}
     is_cgroup = findings.mechanism.get("commands") == "cgroup"
     findings.cannot_catch = cannot_catch(is_cgroup)
-    _note(checks, "stopping", lambda: _check_stopping(is_cgroup))
+    _check(checks, "stopping", lambda: _check_stopping(is_cgroup))
     findings.self_test = _probe(checks, "self_test", self_test)
     if findings.self_test is not None:
         checks.append(_judge_self_test(findings.self_test))
-    _note(checks, "input", _check_input)
-    _note(checks, "processes", _check_processes)
-    _note(checks, "open_files", _check_open_files)
-    _note(checks, "state_directory", _check_state)
+    _check(checks, "input", _check_input)
+    _check(checks, "processes", _check_processes)
+    _check(checks, "open_files", _check_open_files)
+    _check(checks, "state_directory", _check_state)
     found = _probe(checks, "leftovers", lambda: find_leftovers(trace_id))
     if found is not None:
         findings.leftovers = found
@@ -151,7 +153,7 @@ def _probe(checks: list[Check], name: str, probe: Callable[[], T]) -> T | None:
     return None
 
 
-def _note(checks: list[Check], name: str, probe: Callable[[], tuple[Status, str]]) -> None:
+def _check(checks: list[Check], name: str, probe: Callable[[], tuple[Status, str]]) -> None:
     if (result := _probe(checks, name, probe)) is not None:
         checks.append(Check(name, *result))
 
@@ -291,10 +293,14 @@ def find_leftovers(trace_id: str | None = None) -> list[Leftover]:
             continue
         with contextlib.suppress(OSError):
             started = kernel.start_of(pid)
-            if not started or kernel.is_zombie(pid) or _is_guarded(pid):
+            # A zygote that runs cleans up after its supervisors.
+            guards = [each for each in (pid, *kernel.ancestors(pid)) if kernel.name_of(each) in _GUARDS]
+            if not started or kernel.is_zombie(pid) or not all(map(kernel.is_stopped, guards)):
                 continue
-            command = str(kernel.describe(pid)["command"])
-            found.append(Leftover(pid, command, overdue_ms, trace, _why_kept(pid), started))
+            kept = "has a terminal, so a person may be using it" if kernel.has_terminal(pid) else ""
+            if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+                kept = "belongs to another user"
+            found.append(Leftover(pid, str(kernel.describe(pid)["command"]), overdue_ms, trace, kept, started))
     return found
 
 
@@ -305,18 +311,6 @@ def _read_deadline(pid: int) -> tuple[int, str] | None:
         return None
     trace = parse_trace(variables.get(TRACEPARENT_VARIABLE.encode(), b"").decode(errors="replace"))
     return int(deadline), "" if trace is None else trace.trace_id
-
-
-def _is_guarded(pid: int) -> bool:
-    """Return whether a supervisor, or a zygote that cleans up after its supervisors, is above a process and runs."""
-    names = (SUPERVISOR_NAME, ZYGOTE_NAME)
-    return any(kernel.name_of(each) in names and not kernel.is_stopped(each) for each in (pid, *kernel.ancestors(pid)))
-
-
-def _why_kept(pid: int) -> str:
-    if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
-        return "belongs to another user"
-    return "has a terminal, so a person may be using it" if kernel.has_terminal(pid) else ""
 
 
 def sweep_away(leftovers: Iterable[Leftover]) -> list[dict[str, object]]:

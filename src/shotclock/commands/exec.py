@@ -385,16 +385,12 @@ def _allow_overtime(request: ExecRequest, call: Call) -> None:
         request.refuse("overtime", "without a timeout there is no soft limit to ask at: add --soft")
 
 
-def _input_wait_ms(request: ExecRequest) -> int:
-    """Return how long the command may wait for input; 0 for ever, and where it can reach none."""
-    limit_ms = request.input_wait
-    if limit_ms is None:
-        limit_ms = AGENT_INPUT_WAIT_MS if any(map(os.environ.get, AGENT_MARKS)) else 0
-    return limit_ms if limit_ms and foreground.has_input(passes_stdin=not request.no_stdin) else 0
-
-
 def _run(request: ExecRequest, call: Call, signals: TerminalSignals) -> Outcome:
-    input_ms = _input_wait_ms(request)
+    input_ms = request.input_wait
+    if input_ms is None:
+        input_ms = AGENT_INPUT_WAIT_MS if any(map(os.environ.get, AGENT_MARKS)) else 0
+    if input_ms and not foreground.has_input(passes_stdin=not request.no_stdin):
+        input_ms = 0  # the command can reach none
     if request.json:
         output = Output.CAPTURE
     else:

@@ -148,24 +148,22 @@ def _order_work(name: str, order: RunOrder, on: EngineAddress | None, scope: Job
         if on is not None:
             return Outcome(Ending.FINISHED, data=asyncio.run(engine_at(on).open_runs(on).order(order)))
         with Store.open() as store:
-            job = _find_job(store, order, scope)
-            if job is None:
+            try:
+                job = JobClient(store, []).find(order.run_id)
+            except Failure as failure:
+                _must_be_run(scope, store, order.run_id, failure)
                 return Outcome(Ending.FINISHED, data=asyncio.run(open_local_runs(store).order(order)))
             if order.step is not None:
                 raise Failure("ARG_ERROR", f"--step: {order.run_id} is a job, and only runs have steps")
             if is_command(job):
                 return _order_command(JobClient(store, scope.command), job, order)
-            return Outcome(Ending.FINISHED, data=_order_job(store, job, order))
+            if not job.is_active or job.runner is None:
+                state = "has ended" if not job.is_active else "is only being started"
+                raise Failure("CALL_NOT_FOUND", f"job {job.id} {state}")
+            sent = send_order(store.home, job.runner, f"job {job.id}", replace(order, run_id=job.id))
+            return Outcome(Ending.FINISHED, data=sent)
 
     return ChildWork(name, body, mutates=True, show=_show_order, on_failure=refusal_outcome, tool=scope.tool)
-
-
-def _find_job(store: Store, order: RunOrder, scope: JobScope) -> Job | None:
-    try:
-        return JobClient(store, []).find(order.run_id)
-    except Failure as failure:
-        _must_be_run(scope, store, order.run_id, failure)
-        return None
 
 
 def _order_command(client: JobClient, job: Job, order: RunOrder) -> Outcome:
@@ -174,13 +172,6 @@ def _order_command(client: JobClient, job: Job, order: RunOrder) -> Outcome:
         message = f"the lifetime of {job.command} is fixed at its start; restart it with another --lifetime"
         raise Failure("NOT_EXTENDABLE", message)
     return client.describe_stop(asyncio.run(client.cancel(job, within_ms=order.within_ms)))
-
-
-def _order_job(store: Store, job: Job, order: RunOrder) -> dict[str, object]:
-    if not job.is_active or job.runner is None:
-        state = "has ended" if not job.is_active else "is only being started"
-        raise Failure("CALL_NOT_FOUND", f"job {job.id} {state}")
-    return send_order(store.home, job.runner, f"job {job.id}", replace(order, run_id=job.id))
 
 
 def _show_order(envelope: Envelope) -> None:

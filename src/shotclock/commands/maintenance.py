@@ -137,9 +137,10 @@ def _run_create(name: str, role: str, ttl: int | None) -> ChildWork:
 
 
 def _run_list() -> ChildWork:
-    return _token_work(
-        "list", lambda access, now: {"tokens": [_describe_token(token, now) for token in access.tokens()]}
-    )
+    def body(access: Access, now: WallTime) -> dict[str, object]:
+        return {"tokens": [_describe_token(token, now) for token in access.tokens()]}
+
+    return _token_work("list", body)
 
 
 def _run_revoke(name: str) -> ChildWork:

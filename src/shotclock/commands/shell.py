@@ -89,7 +89,11 @@ def _run(name: str, words: list[str], options: dict[str, str]) -> int:
         _become(argv)
     signals = TerminalSignals()
     owner = _find_owner()
-    request = _limited(options, words) if is_command else _unlimited()
+    # Of an agent's hook or MCP server: the user's own, as are the processes that it leaves.
+    unlimited = ExecRequest(
+        clocks=Clocks(timeout_ms=0), input_wait=0, quiet_env=False, leave_children=True, report="none"
+    )
+    request = _limited(options, words) if is_command else unlimited
     request.env[DEPTH_VARIABLE] = str(_read_depth() + 1)
     request.program, request.command = NAME, argv
     request.owner_watch = None if owner is None else OwnerWatch(owner)
@@ -101,11 +105,6 @@ def _become(argv: list[str]) -> NoReturn:
         foreground.replace_this_process(argv[0], argv)
     except OSError as error:
         raise Unusable(f"{argv[0]}: {error.strerror}") from None
-
-
-def _unlimited() -> ExecRequest:
-    """Return the request of an agent's hook or MCP server: the user's own, as are the processes that it leaves."""
-    return ExecRequest(clocks=Clocks(timeout_ms=0), input_wait=0, quiet_env=False, leave_children=True, report="none")
 
 
 def _limited(options: dict[str, str], words: list[str]) -> ExecRequest:

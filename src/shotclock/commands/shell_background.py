@@ -31,18 +31,14 @@ def note_command(session: str, command: str, *, in_background: bool) -> None:
 
 def take_note(environ: Mapping[str, str], line: str) -> bool:
     """Return whether a command is noted as one in the background, and remove the note."""
-    command = _command_in(line)
+    # The line of Claude Code 2.1.326 has the command in it.
+    quoted = line.partition(" && eval ")[2].rpartition(" && pwd -P >| ")[0].removesuffix(" < /dev/null")
+    command = quoted[1:-1].replace("'\"'\"'", "'") if quoted[:1] == "'" else quoted or line
     for session in ("", *filter(None, map(environ.get, _SESSION_VARIABLES))):  # one agent may run another
         with contextlib.suppress(OSError):
             os.unlink(_file_of(session, command))
             return True
     return False
-
-
-def _command_in(line: str) -> str:
-    """Return the command in the line of Claude Code 2.1.326, or the line itself."""
-    quoted = line.partition(" && eval ")[2].rpartition(" && pwd -P >| ")[0].removesuffix(" < /dev/null")
-    return quoted[1:-1].replace("'\"'\"'", "'") if quoted[:1] == "'" else quoted or line
 
 
 def _file_of(session: str, command: str) -> str:

@@ -140,7 +140,7 @@ class SupervisorClient:
         match message:
             case (News.STARTED, int(group), int(pid)):
                 self.pid = pid
-                if self._starts_itself and group <= 0:  # only the supervisor has started
+                if self._starts_itself and group < 0:  # only the supervisor has started
                     return
                 self.has_started = True
                 orders, self._later_orders = self._later_orders, []
