@@ -165,7 +165,9 @@ def _await_answer(pid: int, answer: int, watch: _SignalWatch, until_ns: int | No
     buffer = bytearray()
     while True:
         watch.wait(LONGEST_WAIT_MS if until_ns is None else _wait_ms(until_ns), answer)
-        died = _has_ended(pid)  # before the last read, which then gets all it wrote
+        # Before the last read, which then gets all it wrote. Not reaped: its pid must not be reused before its tree is
+        # killed.
+        died = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(answer, _CHUNK):
                 buffer += chunk
@@ -175,11 +177,6 @@ def _await_answer(pid: int, answer: int, watch: _SignalWatch, until_ns: int | No
             return Died("it ended without an answer")
         if until_ns is not None and monotonic_ns() >= until_ns:
             return Overdue("it did not answer in time")
-
-
-def _has_ended(pid: int) -> bool:
-    """Return whether the child has ended, without reaping it: its pid must not be reused before its tree is killed."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _end_everything(child: int, watch: _SignalWatch) -> list[int]:

@@ -147,7 +147,8 @@ class InputWatch:
                 continue
             key = (pid, wait.source)
             seen = before.get(key)
-            if seen is None or seen.since_ns < last_output_ns or _has_moved(seen, wait):
+            has_moved = seen is not None and wait.wakeups - seen.wakeups > (0 if wait.is_read else MOST_WAKEUPS)
+            if seen is None or seen.since_ns < last_output_ns or has_moved:
                 seen = _Seen(now_ns, wait.wakeups, ticks)
             elif now_ns - seen.since_ns >= self._limit_ms * NS_PER_MS and not found:
                 if self._is_certain(pid, wait, ticks - seen.ticks):
@@ -208,12 +209,10 @@ class InputWatch:
         return source
 
     def _input_name(self, pid: int, link: str) -> str | None:
-        if link in self._terminals or (link == "/dev/tty" and self._terminal and self._is_on_terminal(pid)):
+        is_on_ours = link == "/dev/tty" and self._terminal and kernel.terminal_of(pid) == self._terminal
+        if link in self._terminals or is_on_ours:
             return _TERMINAL
         return _STDIN if link == self._stdin and link.startswith(("pipe:", "socket:")) else None
-
-    def _is_on_terminal(self, pid: int) -> bool:
-        return kernel.terminal_of(pid) == self._terminal
 
 
 def last_line(output: bytes) -> str:
@@ -254,10 +253,6 @@ def find_blindness() -> str | None:
         os.waitpid(child, 0)
         os.close(ours)
         os.close(theirs)
-
-
-def _has_moved(seen: _Seen, wait: _Wait) -> bool:
-    return wait.wakeups - seen.wakeups > (0 if wait.is_read else MOST_WAKEUPS)
 
 
 def _link(pid: object, number: object) -> str:
@@ -329,23 +324,17 @@ def _blocked_call(thread: str, calls: dict[int, _Call]) -> _BlockedCall:
             return _BlockedCall(call, {first}, {first})
         case _Call.POLL | _Call.PPOLL:
             timeout = _whole(third) if call is _Call.POLL else _timespec(thread, third)
-            return _BlockedCall(call, *_polled(_memory(thread, first, second * 8)), timeout)
+            entries = iter_unpack("=ihh", _memory(thread, first, second * 8))
+            return _BlockedCall(call, *_sorted_out((fd, events) for fd, events, _ in entries if fd >= 0), timeout)
         case _Call.SELECT | _Call.PSELECT:
             read, written, urgent = (_bits(thread, at, first) for at in (second, third, fourth))
             timeout = _timespec(thread, fifth, 1e-3 if call is _Call.SELECT else 1e-6)
             return _BlockedCall(call, read | written | urgent, read, timeout)
     timeout = _whole(fourth) if call is _Call.EPOLL else _timespec(thread, fourth)
-    return _BlockedCall(call, *_registered(_read(f"/proc/{thread}/fdinfo/{first}")), timeout)
-
-
-def _polled(entries: bytes) -> tuple[set[int], set[int]]:
-    return _sorted_out((number, events) for number, events, _ in iter_unpack("=ihh", entries) if number >= 0)
-
-
-def _registered(fdinfo: bytes) -> tuple[set[int], set[int]]:
-    """Return the descriptors of an epoll: lines `tfd: 18 events: 19 data: …`, the events in hexadecimal digits."""
-    lines = [line.split() for line in fdinfo.splitlines() if line.startswith(b"tfd:")]
-    return _sorted_out((int(words[1]), int(words[3], 16)) for words in lines)
+    # Lines of an epoll: `tfd: 18 events: 19 data: …`, the events in hexadecimal digits.
+    lines = _read(f"/proc/{thread}/fdinfo/{first}").splitlines()
+    rows = [line.split() for line in lines if line.startswith(b"tfd:")]
+    return _BlockedCall(call, *_sorted_out((int(row[1]), int(row[3], 16)) for row in rows), timeout)
 
 
 def _sorted_out(pairs: Iterable[tuple[int, int]]) -> tuple[set[int], set[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Mapping
@@ -55,7 +56,10 @@ def is_agent_gone(environ: Mapping[str, str] = os.environ) -> bool:
     """
     parent = os.getppid()
     stale = [name for name in _PID_VARIABLES if (pid := _read_pid(environ.get(name, ""))) and not kernel.identify(pid)]
-    if not stale or not parent or _session_of(parent) == os.getsid(0):
+    session = 0
+    with contextlib.suppress(OSError):
+        session = os.getsid(parent)
+    if not stale or not parent or session == os.getsid(0):
         return False
     inherited = kernel.environment_of(parent)
     if not inherited and not kernel.is_first_namespace():  # it may be hidden from us
@@ -68,13 +72,6 @@ def find_agent_mark(environ: Mapping[str, str] = os.environ) -> str | None:
     found = [each for pid in kernel.ancestors(os.getpid()) for each in kernel.environment_of(pid)]
     marked = {entry.partition(b"=")[0].decode("utf-8", "replace") for entry in found if entry.partition(b"=")[2]}
     return next((mark for mark in AGENT_MARKS if environ.get(mark) or mark in marked), None)
-
-
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return 0
 
 
 def _agent(environ: Mapping[str, str]) -> ProcessIdentity | None:
