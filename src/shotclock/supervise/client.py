@@ -194,24 +194,29 @@ class SupervisorClient:
             self._continued_ns = (self._continued_ns or now_ns) if is_stopped else None
             if self._kill_ns is not None and self._continued_ns is not None:
                 is_stuck = now_ns >= max(self._kill_ns, self._continued_ns) + SILENT_LIMIT_MS * NS_PER_MS
-        limits = (self._give_up_ns, self._start_limit_ns)
-        if is_stuck or any(at_ns is not None and now_ns >= at_ns for at_ns in limits):
+        lost_ns = self._lost_ns
+        if is_stuck or (lost_ns is not None and now_ns >= lost_ns):
             self.fate = Fate.LOST
         return is_stopped and self.fate is None
 
     @property
-    def _start_limit_ns(self) -> int | None:
-        may_hang = self._starts_itself and self.task.announced and not self.has_started
-        return None if not may_hang or self._bell_ns is None else self._bell_ns + START_MARGIN_MS * NS_PER_MS
+    def _lost_ns(self) -> int | None:
+        """Return when a silent supervisor is given up."""
+        if not self._starts_itself or self.has_started or not self.task.announced or self._bell_ns is None:
+            return self._give_up_ns
+        return _earlier(self._give_up_ns, self._bell_ns + START_MARGIN_MS * NS_PER_MS)
 
     # --- results ----------------------------------------------------------------------------------------------
 
     @property
     def next_ns(self) -> int | None:
         """Return when the next tick is due."""
-        kill_order_ns = None if self._kill_order is None else self._kill_order[0]
-        due = (self._next_look_ns, self._give_up_ns, self._start_limit_ns, kill_order_ns)
-        return None if self.fate is not None else min((at_ns for at_ns in due if at_ns is not None), default=None)
+        if self.fate is not None:
+            return None
+        next_ns = self._lost_ns
+        if (look_ns := self._next_look_ns) is not None:
+            next_ns = _earlier(next_ns, look_ns)
+        return next_ns if self._kill_order is None else _earlier(next_ns, self._kill_order[0])
 
     @property
     def is_reusable(self) -> bool:
