@@ -260,35 +260,6 @@ def test_winding_down_a_run_lets_its_clean_up_run_and_starts_nothing_else(run: R
     assert data["partial"] is True and envelope.meta["partial"] is True
 
 
-def test_two_runs_at_once_do_not_touch_each_other(tmp_path: Path, store: Any):
-    from shotclock.flows.file.loader import load_text
-    from shotclock.flows.run.runs import RunCaller, RunRequest, start
-
-    def request(name: str, decision: str) -> RunRequest:
-        (tmp_path / f"{name}.json").write_text(decision)
-        overtime = f"{{command: cat {name}.json, budget: 50s}}"
-        work = f"trap 'echo stopped; exit 0' TERM; while [ ! -e {tmp_path}/{name} ]; do sleep 0.05; done; echo whole"
-        text = f'name: {name}\nsteps: {{a: {{exec: "{work}", timeout: 60, soft: 500ms, overtime: {overtime}}}}}'
-        loaded = load_text(text.encode(), f"{name}.yaml")
-        assert loaded.workflow is not None, loaded.findings
-        return RunRequest(loaded.workflow, str(tmp_path / f"{name}.yaml"), tmp_path)
-
-    async def both() -> list[Envelope]:
-        granted = asyncio.Event()
-        caller = RunCaller(on_news=lambda name, news: granted.set() if news.get("granted_ms") else None)
-        one = asyncio.ensure_future(start(request("one", '{"decline": true}'), store))
-        other = asyncio.ensure_future(start(request("other", '{"extend": "40s"}'), store, caller))
-        await asyncio.wait([one])  # this and what follows: bounded around all of it
-        await granted.wait()
-        (tmp_path / "other").touch()
-        return [await one, await other]
-
-    one, other = asyncio.run(asyncio.wait_for(both(), 60))
-    assert output(one, "a") == "stopped" and output(other, "a") == "whole"
-    assert [told.get("verdict") for told in step(one, "a")["overtime"]] == ["declined", None]
-    assert [told["verdict"] for told in step(other, "a")["overtime"]] == ["granted"]
-
-
 MATRIX = """
 max_parallelism: 16
 steps:

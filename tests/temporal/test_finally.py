@@ -1,6 +1,5 @@
 """`finally`: however a run ends, its last steps run exactly once, after all others, and within their reserve."""
 
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -221,47 +220,6 @@ def test_a_parked_run_has_not_finished_until_it_is_cancelled(runs: Runs) -> None
     assert code == 14 and audit_or_nothing(runs) == [], envelope
     runs.call("job", "cancel", "parked")
     assert audit_of(runs) == ["last cancelled"]
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_a_run_that_is_killed_at_any_moment_finishes_once(runs: Runs) -> None:
-    """A finally step leaves a mark when it begins. It is not idempotent: a second mark is a second run."""
-    chance = random.Random(26)
-    for number in range(100):
-        (runs.folder / "audit").unlink(missing_ok=True)
-        run_id, kills = f"random-{number}", 0
-        program = runs.start(
-            """
-            timeout: 5m
-            steps:
-              one: {exec: sleep 0.1, idempotent: true}
-              two: {exec: sleep 0.1, idempotent: true, depends_on: one}
-            finally:
-              - {id: first, exec: 'echo first >> audit; sleep 0.2', timeout: 30}
-              - {id: second, exec: 'echo second >> audit; sleep 0.1', timeout: 30}
-            """,
-            "--run-id",
-            run_id,
-        )
-        while kills < 5:
-            time.sleep(chance.uniform(0.2, 1.2))  # where it is killed is random, so is how far it has come by then
-            if program.process.poll() is not None:
-                break
-            program.kill()
-            kills += 1
-            program = runs.start(None, "--resume", run_id)
-        _, envelope = program.ended()
-        if (envelope["error"] or {}).get("code") == "RUN_NOT_FOUND":  # killed before it was recorded
-            continue
-        names = audit_or_nothing(runs)
-        steps = envelope["data"]["steps"]
-        assert names.count("first") <= 1 and names.count("second") <= 1, (names, kills)
-        for name in ("first", "second"):
-            status = steps[name]["status"]
-            assert status in ("succeeded", "interrupted"), (steps, kills)
-            assert status == "interrupted" or name in names, (names, steps, kills)
-        assert names == sorted(names), (names, kills)
 
 
 # --- a worker that dies -------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from shotclock.flows.steps.git import GitProvider, InvalidRepository, Repository
 from shotclock.store.store import Store
 from tests.flows.steps import servers
 from tests.flows.steps.conftest import OVERSHOOT_S, Tried
-from tests.flows.steps.servers import Connection, Handler, Server, answers, response, wait_until
+from tests.flows.steps.servers import Connection, Handler, Server, answers, response
 from tests.rows import row
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -623,42 +622,3 @@ def test_a_checkout_without_a_repository_uses_that_of_github_or_of_the_file(
     else:
         assert step["status"] == "succeeded", step
         assert (folder / "origin/third").read_text() == "3"
-
-
-@pytest.mark.slow
-def test_a_workflow_checks_out_and_goes_on_in_the_folder(
-    origin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Callable[..., Any]
-) -> None:
-    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
-    (tmp_path / "work").mkdir()
-    with Server(servers.says_nothing) as server:
-        text = f"""
-            steps:
-              source: {{type: git-checkout, repository: {origin}, ref: v1, fetch_depth: 1, path: "{{{{ 'a' ~ 'b' }}}}"}}
-              look: {{type: command, depends_on: source, exec: "ls {{{{ outputs.source.path }}}}"}}
-              hangs:
-                type: git-checkout
-                repository: git://127.0.0.1:{server.port}/x.git
-                clone_timeout_ms: 600
-                grace: 100
-              after: {{type: command, depends_on: hangs, exec: echo no}}
-            """
-        loaded = load_text(textwrap.dedent(text).encode(), "flow.yaml", tmp_path / "work")
-        assert loaded.workflow is not None, loaded.findings
-        request = RunRequest(loaded.workflow, str(tmp_path / "work/flow.yaml"), tmp_path / "work")
-
-        async def run() -> dict[str, Any]:
-            with contextlib.closing(Store.open(tmp_path / "home")) as store:
-                return (await start(request, store)).to_dict()
-
-        steps = validate_envelope(asyncio.run(run()))["data"]["steps"]
-    assert steps["source"]["status"] == "succeeded", steps["source"]
-    assert steps["source"]["output"]["path"] == str(tmp_path / "work/ab")
-    assert steps["look"]["output"] == "first\nsecond"
-    assert (steps["hangs"]["status"], steps["hangs"]["error"]["message"]) == (
-        "timed_out",
-        "Git checkout timed out after 600ms",
-    )
-    assert steps["hangs"]["error"]["context"]["rule"] == "git-checkout/timeout"
-    assert steps["after"]["reason"] == "dependency_failed"
-    assert wait_until(lambda: [path.name for path in (tmp_path / "work").iterdir()] == ["ab"], 1)

@@ -732,23 +732,3 @@ def test_a_step_is_tried_again_when_the_server_said_so(
     assert envelope["data"]["steps"]["count"]["output"] == "2"
     assert elapsed_s >= 1.0, "it did not wait as long as it was told to"
     assert all(request.startswith(b"GET /ab ") for request in server.requests)
-
-
-def test_a_timeout_skips_what_depends_on_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validate_envelope: Callable[..., Any]
-) -> None:
-    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
-    with Server(servers.drips_body) as server:
-        envelope = run_flow(
-            f"""
-            steps:
-              fetch: {{type: http_client, url: "{server.url}", timeout: 300}}
-              after: {{type: command, depends_on: fetch, exec: echo no}}
-            """,
-            tmp_path,
-        )
-    steps = validate_envelope(envelope)["data"]["steps"]
-    assert steps["fetch"]["status"] == "timed_out"
-    assert steps["fetch"]["error"]["message"] == "Request timed out after 300ms"
-    assert steps["fetch"]["error"]["context"]["rule"] == "http_client/fetch_error"
-    assert (steps["after"]["status"], steps["after"]["reason"]) == ("skipped", "dependency_failed")

@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +17,8 @@ import pytest
 
 import shotclock.net.mcp_client as conversation  # at once, so that no test pays for loading the SDK
 from shotclock.core.limits import Clocks
-from shotclock.flows.file.loader import load_text
-from shotclock.flows.run.runs import RunRequest, start
 from shotclock.flows.steps.mcp import McpProvider
 from shotclock.net.tool_call import CLOSE_LIMIT_S
-from shotclock.store.store import Store
 from tests.apps.server.client import http_server
 from tests.calls.bounds import ROOT, marked
 
@@ -474,44 +470,3 @@ def test_a_server_of_our_own_is_called_over_http_and_its_envelope_opened(ask: Tr
 
 
 # --- in a workflow --------------------------------------------------------------------------------
-
-
-def test_steps_of_a_workflow_call_tools_and_pass_values_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHOTCLOCK_HOME", str(tmp_path / "home"))
-    text = f"""
-        steps:
-          words:
-            exec: echo '["a", "b\\"c"]'
-          ask:
-            type: mcp
-            depends_on: words
-            command: {sys.executable}
-            args: ["-m", tests.flows.steps.mcp_servers, good]
-            method: many
-            arguments: {{words: "{{{{ outputs.words }}}}"}}
-            env: {{PYTHONPATH: {ROOT}}}
-            timeout: 20
-          hangs:
-            type: mcp
-            command: {sys.executable}
-            args: ["-m", tests.flows.steps.mcp_servers, never_answers]
-            method: echo
-            env: {{PYTHONPATH: {ROOT}}}
-            timeout: 4
-            grace: 100ms
-          after:
-            exec: echo never
-            depends_on: hangs
-    """
-    loaded = load_text(textwrap.dedent(text).encode(), "flow.yaml", tmp_path)
-    assert loaded.workflow is not None, loaded.findings
-    with Store.open() as store:
-        envelope = asyncio.run(start(RunRequest(loaded.workflow, "flow.yaml", tmp_path), store))
-
-    steps: Any = envelope.data["steps"]
-    assert steps["ask"]["output"] == 'a\nb"c', steps["ask"]
-    assert steps["hangs"]["status"] == "timed_out", steps["hangs"]["error"]
-    assert steps["hangs"]["error"]["context"]["rule"] == "mcp/timeout"
-    assert steps["after"]["status"] == "skipped"
-    assert steps["after"]["reason"] == "dependency_failed"
-    assert envelope.code == "STEPS_FAILED"
