@@ -27,6 +27,7 @@ def test_a_topic_runs_to_its_end(topic: str) -> None:
     assert ran.returncode == 0 and "no result" not in ran.stdout, ran.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_a_topic_that_fails_is_named_at_the_end_and_hides_none_after_it(tmp_path: Path) -> None:
     (tmp_path / "benchmarks").mkdir()
     for file in (ROOT / "benchmarks").glob("*.py"):

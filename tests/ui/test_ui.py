@@ -136,6 +136,7 @@ def test_every_mistake_in_the_words_is_named_at_once(shotclock: Callable[..., An
         assert fields <= {each["field"] for each in told["error"]["errors"]}, told["error"]["errors"]
 
 
+@pytest.mark.slow
 def test_consecutive_commands_act_on_the_same_page(tmp_path: Path, validate_envelope: Callable[[Any], Any]) -> None:
     with session_in(tmp_path / "home") as session:
 
