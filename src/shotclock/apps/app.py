@@ -442,7 +442,10 @@ class App(ExplainsMembers):
     async def call_with(
         self, command: str, arguments: Mapping[str, object], **options: Unpack[CallOptions]
     ) -> Envelope:
-        """Call a command with a mapping of arguments, and with limits and callbacks of this one call."""
+        """Call a command with a mapping of arguments, and with limits and callbacks of this one call.
+
+        The options are `timeout`, `budget`, `idempotency_key`, `on_progress`, `on_item` and `confirm_destructive`.
+        """
         request = call_request(command, arguments, **options)
         async with self:  # calls without a context share the running one, too
             return await self._entered[get_running_loop()].dispatcher.call(request)
@@ -507,19 +510,21 @@ class CallOptions(TypedDict, total=False):
     confirm_destructive: bool
 
 
-def call_request(command: str, arguments: Mapping[str, object], **options: Unpack[CallOptions]) -> CallRequest:
-    """Return the request for a call of a command."""
-    budget = options.get("budget")
-    return CallRequest(
-        command,
-        arguments,
-        Clocks.of(timeout=options.get("timeout")),
-        budget_ms=None if budget is None else parse_duration_ms(budget),
-        idempotency_key=options.get("idempotency_key"),
-        on_progress=options.get("on_progress"),
-        on_item=options.get("on_item"),
-        confirmed=options.get("confirm_destructive", False),
-    )
+def call_request(
+    command: str,
+    arguments: Mapping[str, object],
+    *,
+    timeout: object = None,
+    budget: object = None,
+    confirm_destructive: bool = False,
+    **options: Any,
+) -> CallRequest:
+    """Return the request for a call of a command, with the options of `App.call_with`."""
+    if unknown := options.keys() - CallOptions.__annotations__.keys():
+        raise TypeError(f"a call has no option {min(unknown)!r}; there are {', '.join(CallOptions.__annotations__)}")
+    budget_ms = None if budget is None else parse_duration_ms(budget)
+    limit = Clocks.of(timeout=timeout)
+    return CallRequest(command, arguments, limit, budget_ms=budget_ms, confirmed=confirm_destructive, **options)
 
 
 def find_handler(address: str, why: str = "importing the program does not define it") -> Callable[..., Any]:

@@ -9,6 +9,7 @@ import pytest
 
 from shotclock import App, Context
 from shotclock.apps._manifest import build_manifest
+from shotclock.apps.app import call_request
 from shotclock.core.catalogue import Catalogue, Interruption
 
 
@@ -68,6 +69,8 @@ def test_codes_have_to_be_registered_before_they_are_declared(app: App):
 def test_an_option_that_does_not_exist_is_a_type_error(app: App):
     with pytest.raises(TypeError, match="tiemout"):
         app.command(tiemout="5s")(sync_command)
+    with pytest.raises(TypeError, match="no option 'timout'"):
+        call_request("any", {}, timout="5s")
 
 
 def test_withdrawn_isolations_are_refused_with_the_new_word(app: App):
