@@ -88,10 +88,6 @@ def cleans_up(ctx) -> object:
     return ctx.call("counts-inside", {"to": 2}).to_dict()
 
 
-async def calls_on_a_loop(ctx) -> object:
-    return (await ctx.call("inside", {"to": 100})).to_dict()
-
-
 def asks_in_threads(ctx, count: int) -> object:
     """Ask from so many threads at once; all get an answer, or it does not come back."""
     answers = []

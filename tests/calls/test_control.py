@@ -43,14 +43,6 @@ def say(*words: str) -> tuple[int, dict[str, Any]]:
     return ran.returncode, envelope
 
 
-def wait_for_step(home: Path, step: str) -> None:
-    def is_running() -> bool:
-        with Store.open(home) as store:
-            return store.runs.get("r") is not None and store.runs.steps("r").get(step) is not None
-
-    wait_for(is_running, f"step {step}", WITHIN_S)
-
-
 def wait_for_file(path: Path) -> None:
     wait_for(path.exists, path.name, WITHIN_S)
 

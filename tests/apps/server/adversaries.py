@@ -74,11 +74,6 @@ async def swallows_through_its_grace(folder: str) -> None:
     await swallows_cancellation(folder)
 
 
-@app.command(timeout=0, grace="700ms")
-def ignores_through_its_grace(folder: str) -> None:
-    work.swallows_everything(folder)
-
-
 @app.command(isolation="shared", timeout=0)
 async def blocks_others(folder: str) -> None:
     work.sleeps(folder)
