@@ -315,7 +315,6 @@ def test_a_moved_deadline_is_in_the_variables_of_commands_that_the_function_star
     "handler, isolation",
     [
         pytest.param(long_work.starts_what_asks, "process", id="worker"),
-        pytest.param(long_work.starts_what_asks_on_a_loop, "process", id="async worker"),
         pytest.param(long_work.starts_what_asks_on_a_loop, "shared", id="shared"),
         pytest.param(long_work.starts_what_asks_on_a_loop, "inline", id="inline"),
     ],

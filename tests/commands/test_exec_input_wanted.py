@@ -191,7 +191,6 @@ def test_work_that_waits_for_anything_else_is_not_told(start: Start, tmp_path: P
     listening = "server = socket.create_server(('127.0.0.1', 0))"
     commands = {
         "sleep": ["sleep", "60"],
-        "a busy loop": python("while True: pass"),
         "a child": ["bash", "-c", "sleep 60; true"],
         "a lock": ["bash", "-c", f"exec 3>{log}.lock; flock 3; (exec 4>{log}.lock; flock 4)"],
         "a slow part of its own pipeline": ["bash", "-c", "sleep 60 | cat"],

@@ -314,7 +314,7 @@ def on_terminal(program: Any, *words: Any, type_in: bytes = b"", when: bytes = b
 @pytest.mark.requirement("F-003")
 def test_a_person_at_a_terminal_sees_the_result_and_a_program_the_envelope(tool: Any, validate_envelope: Any):
     program = tool()
-    for env in ({}, {"CI": "true"}, {"NO_COLOR": "1"}, {"TERM": "dumb"}):
+    for env in ({}, {"CI": "true", "NO_COLOR": "1", "TERM": "dumb"}):
         assert on_terminal(program, "echo", "hello", env=env) == (0, "hello\n"), env
     form = ["--format", "json"]
     for words in ([*form, "echo", "hello"], ["echo", "hello", *form], ["echo", "hello", "--json"]):

@@ -290,11 +290,7 @@ def job() -> str:
 }
 
 
-@pytest.mark.parametrize(
-    "way",
-    [["-m", "pkg"], ["-c", "from pkg.cli import app; app()"], ["script.py"], ["-c", "import pkg.__main__"]],
-    ids=str,
-)
+@pytest.mark.parametrize("way", [["-m", "pkg"], ["-c", "from pkg.cli import app; app()"], ["script.py"]], ids=str)
 def test_an_app_may_live_in_another_module_than_the_program(way: list[str], tool: Any, tmp_path: Path):
     for name, text in PACKAGE.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

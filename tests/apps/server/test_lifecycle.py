@@ -227,7 +227,6 @@ def test_a_client_that_closes_our_stdout_has_left(tmp_path: Path) -> None:
     ("transport", "mode", "tool"),
     [
         ("stdio", MODERN, "patient"),
-        ("stdio", MODERN, "waits-for-a-child"),
         ("stdio", MODERN, "waits-for-a-child-beside-others"),
         ("stdio", LEGACY, "waits-for-a-child"),
         ("http", LEGACY, "waits-for-a-child-beside-others"),

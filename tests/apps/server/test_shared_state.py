@@ -16,6 +16,7 @@ from tests.apps.app.test_lifespan import events, folder, misbehave
 from tests.apps.server.client import ENDED_WITHIN_S, connected, envelope_of, run, served
 from tests.apps.server.test_lifecycle import hear, say
 from tests.calls.bounds import eventually, soon
+from tests.rows import corners
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 __all__ = ["folder"]
@@ -106,9 +107,10 @@ def test_when_the_shared_process_is_killed_among_many_calls_each_is_told_and_the
     run(scenario())
 
 
-@pytest.mark.parametrize(
-    "end", ["EOF", "EOF, asleep", "EOF, slowly", "SIGTERM", "SIGINT", "SIGKILL", "SIGTERM, hanging"]
-)
+ENDS = ["EOF", "EOF, asleep", "EOF, slowly", "SIGTERM", "SIGINT", "SIGKILL", "SIGTERM, hanging"]
+
+
+@pytest.mark.parametrize("end", corners(ENDS, "EOF, slowly", "SIGINT", "SIGKILL", "SIGTERM, hanging"))
 def test_the_lifespan_is_closed_however_the_server_ends_unless_it_is_killed(end: str, folder: Path) -> None:
     if "hanging" in end:
         misbehave(folder, "hang closing")
