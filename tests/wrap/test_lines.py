@@ -85,3 +85,18 @@ def test_members_of_inner_objects_are_not_taken_for_those_of_a_long_line() -> No
 def test_other_text_is_no_message() -> None:
     for text in (b"[1,2]", b"42", b'"text"', b"{}", b"null", b"[" * 50_000, b'{"jsonrpc":"1.0","id":1}', b"\xff\xfe"):
         assert read_line(text) is None
+
+
+def test_another_id_leaves_every_other_byte_as_it_was() -> None:
+    for line, changed in (
+        (
+            b'{"jsonrpc":"2.0","id":1,"result":{"n":1.0e3,"id":1}}\n',
+            b'{"jsonrpc":"2.0","id":"x","result":{"n":1.0e3,"id":1}}\n',
+        ),
+        (
+            b'{"result": [1e400, "\\u00e9"], "id": "a" , "jsonrpc": "2.0"}\n',
+            b'{"result": [1e400, "\\u00e9"], "id": "x" , "jsonrpc": "2.0"}\n',
+        ),
+    ):
+        message = read_line(line)
+        assert message is not None and message.with_id("x") == changed

@@ -12,6 +12,11 @@ LONGEST_LINE = 16 * 1024 * 1024
 END_SIZE = 4 * 1024  # kept of both ends of a longer line
 
 # Quotes inside strings are escaped, so these find members of the outermost object only.
+_ID = rb'(-?[0-9]{1,400}|"(?:[^"\\]|\\.){0,400}")'
+_PLAIN = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]*"\s*'
+_ID_IN_HEAD = re.compile(rb"\s*\{\s*(?:" + _PLAIN + rb',\s*)*"id"\s*:\s*' + _ID + rb"\s*[,}]")
+_ID_IN_TAIL = re.compile(rb',\s*"id"\s*:\s*' + _ID + rb"\s*(?:,\s*" + _PLAIN + rb")*\}\s*\Z")
+_MEMBERS_SIZE = 2 * 1024  # of the members behind a large `params` or `result`
 _SCALAR = rb'(?:-?[0-9]{1,400}|"(?:[^"\\]|\\.){0,400}"|null)'
 _MEMBER = rb'"(?:jsonrpc|id|method)"\s*:\s*' + _SCALAR + rb"\s*"
 _HEAD = re.compile(rb"\s*\{\s*((?:" + _MEMBER + rb",\s*)*)")
@@ -73,3 +78,9 @@ class LineSplitter:
         line, head, size = bytes(self._rest), self._head, self._dropped + len(self._rest)
         self._rest, self._head, self._dropped = bytearray(), b"", 0
         return LongLine(head, line, size) if head else line
+
+
+def replace_id(line: bytes, new_id: str | int) -> bytes | None:
+    """Return the line with another id, every other byte as it was; None if the id is near neither end."""
+    found = _ID_IN_HEAD.match(line) or _ID_IN_TAIL.search(line, max(0, len(line) - _MEMBERS_SIZE))
+    return None if found is None else line[: found.start(1)] + json.dumps(new_id).encode() + line[found.end(1) :]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ..core.json_values import is_deeper_than
 from ..core.value_types import record, replace
-from ._lines import LongLine
+from ._lines import LongLine, replace_id
 
 # `1` and `"1"` are two ids, and in Python 1 == True == 1.0: the type is part of the key.
 Key = tuple[str, object]
@@ -96,7 +96,8 @@ class RpcMessage:
         return isinstance(self.result, dict) and self.result.get("isError") is True
 
     def with_id(self, new_id: str | int) -> bytes:
-        return encode({**json.loads(self.line), "id": new_id})
+        """Return the line with another id. Numbers stay as they were written, such as 1.0e3 and 1e400."""
+        return replace_id(self.line, new_id) or encode({**json.loads(self.line), "id": new_id})
 
 
 def read_line(line: bytes) -> RpcMessage | None:
