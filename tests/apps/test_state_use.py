@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from shotclock.apps._state_use import reads_state
+from shotclock.apps._command_function import reads_state
 
 state = {"a": "variable of that name"}
 

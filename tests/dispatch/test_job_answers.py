@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from shotclock import App, Context
-from shotclock.calls.call import CallRequest, Outcome, admit
+from shotclock.calls.call import CallRequest, Outcome, Stdin, admit
 from shotclock.calls.preloaded_zygote import Program
-from shotclock.calls.stdin import Stdin
 from shotclock.core.catalogue import Catalogue
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from shotclock import Audio, EmbeddedResource, File, Image, Message, ResourceLink
-from shotclock.apps._declared import DEFAULT_OPTIONS, RESERVED, Declared
+from shotclock.apps._declared import DEFAULT_OPTIONS, RESERVED, Declared, ServedOptions
 from shotclock.apps._manifest import build_manifest, option_flags
-from shotclock.apps._served import ServedOptions
 from shotclock.apps.app import BUILT_IN, App, CallOptions, call_request
 from shotclock.core.catalogue import CommandSpec, HandlerReference, Interruption
 from shotclock.core.value_types import as_dict

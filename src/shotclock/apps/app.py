@@ -46,13 +46,27 @@ from ..worker.context import Progress
 from ..worker.dependencies import dependency_functions, supply_dependencies
 from ..worker.lifespan import Lifespan, check_lifespan
 from ..worker.running_call import MAIN_ALIAS
-from ._command_function import argument_checker, around, check_result, keep_exit_code, output_schema, refuse_questions
+from ._command_function import (
+    argument_checker,
+    around,
+    check_result,
+    collect_items,
+    keep_exit_code,
+    output_schema,
+    reads_state,
+    refuse_questions,
+    takes_context,
+    yields,
+)
 from ._declared import (
     DEFAULT_OPTIONS,
     Declared,
+    ServedOptions,
     check_app_name,
     check_options,
     check_placeholders,
+    check_served_options,
+    find_idle_completions,
     find_secrets,
     read_approval,
     read_approved_file,
@@ -60,12 +74,11 @@ from ._declared import (
     read_documentation,
     read_interruption,
     read_limit_ms,
+    read_listing,
     read_min_time,
     read_overtime,
+    served_spec,
 )
-from ._served import ServedOptions, check_served_options, find_idle_completions, read_listing, served_spec
-from ._state_use import reads_state, takes_context
-from ._streaming import collect_items, yields
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,11 +17,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from .._version import __version__
-from ..calls.call import CallRequest, Outcome, Tool, tool_of
+from ..calls.call import CallRequest, Outcome, Stdin, Tool, tool_of
 from ..calls.outcomes import outcome_of_error
 from ..calls.preloaded_zygote import Preloaded, Program
 from ..calls.runtime import Runtime
-from ..calls.stdin import Stdin
 from ..core.catalogue import Catalogue, CommandSpec, hyphenate
 from ..core.content_blocks import blocks_of, describe_block
 from ..core.envelope import Envelope, Problem, stop_problem

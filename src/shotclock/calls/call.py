@@ -20,6 +20,7 @@ from ..core.limits import (
     Clocks,
     Deadline,
     Fired,
+    WallTime,
     format_duration,
     nest,
     reserve_ms_for,
@@ -32,15 +33,15 @@ from ..supervise.environment import DEADLINE_VARIABLE, REMAINING_VARIABLE
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
+    from contextlib import AbstractContextManager
 
     from ..core.catalogue import Catalogue, Operation
     from ..core.overtime import ObserverKind, Overtime, OvertimeDecision
+    from ..core.proposal import Proposal
     from ..core.visible_text import Redaction
     from ..worker.context import Answerer, Caller, OnLog, Progress
     from .control import CallControl
     from .principal import Principal
-    from .run_wait import RunWait
-    from .stdin import Stdin
 
 DEFAULT_CLOCKS = Clocks(timeout_ms=DEFAULT_TIMEOUT_MS, grace_ms=DEFAULT_GRACE_MS)
 
@@ -629,3 +630,36 @@ class CallRequest:
     def owner(self) -> str | None:
         """None: the user of the store."""
         return None if self.principal is None else self.principal.owner
+
+
+@value
+class Stdin:
+    """Input from stdin, spooled to a file that the caller removes."""
+
+    path: str
+    digest: str
+
+
+@value
+class StepSurroundings:
+    """Parts of a step of a run that decide its calls, beside their arguments."""
+
+    describe: Callable[[Any], Awaitable[Mapping[str, Any]]]
+    """Returns them as a person is shown them."""
+    redact: Callable[[str], str]
+    """Removes the secrets that the run knows from a text."""
+
+
+@value
+class RunWait:
+    """Wait of a step of a run for a person: as long as the run has time, unless the run is parked meanwhile."""
+
+    key: str | None
+    """Finds the proposal again, also from a process that resumes the run."""
+    run_began_at: WallTime | None
+    """An older proposal under the key belongs to another run."""
+    waits: Callable[[str, Proposal], AbstractContextManager[Any]]
+    """Entered while a person is waited for."""
+    bounded: Callable[[], Call]
+    """Returns the call that bounds the wait."""
+    step: StepSurroundings | None = None

@@ -16,7 +16,7 @@ from ..core.value_types import value
 from ..supervise.environment import config_file
 
 KEYS = ("timeout", "idle", "lifetime", "input_wait", "background")
-NOTIFY_KEYS = ("notify", "page")  # people/notify/user_file.py reads them
+NOTIFY_KEYS = ("notify", "page")  # people/notify/entries.py reads them
 PROJECT_FILES = ("shotclock.toml", "pyproject.toml")
 NOT_OF_A_PROJECT = (
     "a checkout must not decide where messages go; write it into ~/.config/shotclock/config.toml, or `notify:` into a "

@@ -14,9 +14,8 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from ..calls.call import Call, Outcome
+from ..calls.call import Call, Outcome, Stdin
 from ..calls.outcomes import timeout_problem
-from ..calls.stdin import Stdin
 from ..calls.supervised_commands import run_in_thread
 from ..core.catalogue import Catalogue, CommandSpec
 from ..core.envelope import Envelope, Problem, stop_problem, warning

@@ -32,7 +32,7 @@ from ..worker.context import CallListener
 from .invocation import Invocation, InvocationCheckpoint
 
 if TYPE_CHECKING:
-    from ..calls.run_wait import StepSurroundings
+    from ..calls.call import StepSurroundings
     from ..core.visible_text import Redaction
     from ..people.approval import Approvals
     from ..people.inbox import Inbox

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..calls.call import CallRules, Tool
+from ..calls.call import CallRules, Stdin, Tool
 from ..calls.preloaded_zygote import Program
 from ..calls.runtime import Runtime
-from ..calls.stdin import Stdin
 from ..core.arguments import NotSerializable, to_jsonable
 from ..core.catalogue import Catalogue, CommandSpec, HandlerReference, Operation
 from ..core.envelope import Envelope, Warning_, warning

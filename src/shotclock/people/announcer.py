@@ -16,7 +16,7 @@ from ..core.proposal import Proposal
 from ..core.visible_text import Redaction, one_line
 from ..store.store import Store
 from ..supervise.clock import wall_time
-from .notify.user_file import UserFile, read_user_file
+from .notify.entries import UserFile, read_user_file
 
 AT_ONCE = 4  # proposals whose messages are sent at once; each message is a process
 CLOSE_LIMIT_S = 5.0  # of one message; what has not begun by then is not sent

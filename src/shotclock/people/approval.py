@@ -22,9 +22,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..calls.call import Call, CallRequest, Outcome, invalid
+from ..calls.call import Call, CallRequest, Outcome, StepSurroundings, invalid
 from ..calls.principal import Principal
-from ..calls.run_wait import StepSurroundings
 from ..core.arguments import Conversions, json_arguments
 from ..core.catalogue import ApprovedFile, Catalogue, CommandSpec
 from ..core.envelope import Envelope

@@ -19,9 +19,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..calls.call import Call, Outcome
+from ..calls.call import Call, Outcome, RunWait
 from ..calls.outcomes import failure_outcome
-from ..calls.run_wait import RunWait
 from ..core.envelope import Problem
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import (

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import pytest
 
 from shotclock import App, Context, Depends
-from shotclock.apps._state_use import reads_state
+from shotclock.apps._command_function import reads_state
 
 app = App("contexts")
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from shotclock.apps.server import _shell_output as shell_output
-from shotclock.apps.server._shell_output import END_KEPT, FILE_CAP, SHOWN, JobOutput
+from shotclock.apps.server.shell_jobs import END_KEPT, FILE_CAP, SHOWN, JobOutput
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from mcp.server import _streamable_http_modern as modern_transport
 
 from shotclock.apps.server._results import render_result
 from shotclock.apps.server._tool_calls import ToolCallMiddleware
-from shotclock.apps.server._tool_request import read_request_meta
 from shotclock.apps.server._tools import INTERVAL_S, ProgressReports, tools_of
+from shotclock.apps.server.client_link import read_request_meta
 from shotclock.apps.server.serve import backstop_warnings, refuse_inline
 from shotclock.calls.call import OURSELVES, Call, CallRequest, Outcome, admit, answer
 from shotclock.core.catalogue import Catalogue, CommandSpec, HandlerReference, Interruption

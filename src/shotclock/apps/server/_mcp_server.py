@@ -18,8 +18,7 @@ from ...core.catalogue import Catalogue
 from ...core.envelope import CONTROLS_EXTENSION
 from ...dispatch.dispatcher import Dispatcher
 from ._listing import Context, page_of
-from ._prompts import offer_prompts
-from ._resources import offer_resources
+from ._resources import offer_prompts, offer_resources
 from ._subscriptions import ListChanged
 from ._tool_calls import Clients as Clients
 from ._tool_calls import ToolCallMiddleware, principal_at

@@ -23,8 +23,7 @@ from ...core.value_types import record
 from ...supervise.clock import monotonic_ns
 from ...worker.context import ASK_LIMIT_MS
 from ._listing import Context
-from ._tool_request import ToolRequest
-from .client_link import responses_in
+from .client_link import ToolRequest, responses_in
 
 if TYPE_CHECKING:
     from ._tool_calls import ToolCallMiddleware

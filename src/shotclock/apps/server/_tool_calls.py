@@ -38,7 +38,6 @@ from ._paused_calls import GuardedCall, PausedCalls
 from ._results import LONGEST_RESULT, make_fit, names_result, render_result, replace_by_error
 from ._subscriptions import Subscriptions
 from ._tasks import Tasks
-from ._tool_request import LONGEST_MS, RequestMeta, ToolRequest, read_request_meta
 from ._tools import (
     CHECK,
     JOB_TOOL,
@@ -56,7 +55,7 @@ from ._tools import (
     take_answers,
     takes_justification,
 )
-from .client_link import ClientLink, LogLevels
+from .client_link import LONGEST_MS, ClientLink, LogLevels, RequestMeta, ToolRequest, read_request_meta
 
 # After the backstop has fired, the answer waits for the work to be gone: for its grace, up to the first, and then the
 # second.

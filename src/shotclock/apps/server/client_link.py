@@ -1,9 +1,12 @@
-"""The client of one call: it reads the log of the function, and answers its questions.
+"""One request of a client, and the client of the call: it reads the log of the function, and answers its questions.
 
 An older client gets a request while its call runs. One of the 2026 revision gets `input_required` as the answer,
 and repeats its request with `inputResponses` and the `requestState` that names the paused function. Meanwhile the
 function waits in its worker: its work is not repeated. Waiting stops the limits of the call, not the
 deadline of its caller.
+
+A remaining time in `_meta` that cannot be read is only a hint, and ignored with a warning; an option that cannot be
+read is refused.
 """
 
 from __future__ import annotations
@@ -40,12 +43,14 @@ from pydantic import BaseModel, ValidationError
 
 from ...calls.call import Call
 from ...calls.control import control_of
+from ...calls.principal import Principal
 from ...core.errors import Failure
 from ...core.limits import format_duration
 from ...supervise.clock import monotonic_ns
 from ...worker.client_forms import check_capabilities
-from ...worker.context import ASK_LIMIT_MS, LOG_LEVELS, URL_COMPLETED, check_question
+from ...worker.context import ASK_LIMIT_MS, LOG_LEVELS, URL_COMPLETED, Caller, check_question
 from ._listing import Context
+from ._results import REMAINING
 from ._tools import LAST_WORD_S, ProgressReports
 
 MOST_UNSENT = 200  # log messages of a call that the client has not read yet; further ones are dropped and counted
@@ -309,3 +314,60 @@ def _bad_answer(method: str, error: ValidationError) -> Failure:
 def _first_line(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+TIMEOUT = "shotclock.dev/timeoutMs"
+BUDGET = "shotclock.dev/budgetMs"
+IDEMPOTENCY_KEY = "shotclock.dev/idempotencyKey"
+
+LONGEST_MS = 100_000_000_000  # about three years. Longer times overflow timers
+LONGEST_KEY = 256
+
+
+class RequestMeta(NamedTuple):
+    remaining_ms: int | None = None
+    timeout_ms: int | None = None
+    budget_ms: int | None = None
+    idempotency_key: str | None = None
+    wants_progress: bool = False
+    unreadable: str | None = None  # why the remaining time was ignored, if it was
+    mistakes: tuple[dict[str, str], ...] = ()
+
+
+def read_request_meta(meta: Mapping[str, Any] | None) -> RequestMeta:
+    if not meta:
+        return RequestMeta()
+    mistakes: list[dict[str, str]] = []
+    remaining_ms, unreadable = meta.get(REMAINING), None
+    if remaining_ms is not None and not _is_duration(remaining_ms):
+        unreadable = f"_meta[{REMAINING!r}] is not a whole number of milliseconds: {repr(remaining_ms)[:40]}"
+        remaining_ms = None
+    limits: list[int | None] = []
+    for name in (TIMEOUT, BUDGET):
+        limit = meta.get(name)
+        if limit is not None and not _is_duration(limit):
+            mistakes.append({"field": f"_meta.{name}", "message": "must be a whole number of milliseconds, 0 or more"})
+            limit = None
+        limits.append(limit)
+    key = meta.get(IDEMPOTENCY_KEY)
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= LONGEST_KEY):
+        message = f"must be a string of 1 to {LONGEST_KEY} characters"
+        mistakes.append({"field": f"_meta.{IDEMPOTENCY_KEY}", "message": message})
+    wants_progress = meta.get("progressToken") is not None
+    return RequestMeta(remaining_ms, limits[0], limits[1], key, wants_progress, unreadable, tuple(mistakes))
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST_MS
+
+
+class ToolRequest(NamedTuple):
+    name: str
+    arguments: object
+    meta: RequestMeta
+    link: ClientLink
+    principal: Principal
+    is_tool: bool = True  # else a resource, a prompt or a completion
+    asks: Mapping[str, Any] | None = None
+    """The capabilities of a client that a job may ask."""
+    caller: Caller | None = None

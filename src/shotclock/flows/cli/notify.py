@@ -14,8 +14,7 @@ from ...core.envelope import Envelope, Problem
 from ...core.errors import Ending, Failure
 from ...core.visible_text import one_line
 from ...people.notify.delivery import deliver
-from ...people.notify.entries import NotifyPart
-from ...people.notify.user_file import read_user_file
+from ...people.notify.entries import NotifyPart, read_user_file
 from ...supervise.environment import config_file
 from ...terminal.output import write_quietly
 from ...terminal.parser import Subcommand, argument

@@ -19,9 +19,8 @@ from contextvars import Token
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
-from ...calls.call import Call, Outcome, admit, answer
+from ...calls.call import Call, Outcome, RunWait, admit, answer
 from ...calls.principal import Principal
-from ...calls.run_wait import RunWait
 from ...core.envelope import Problem, Warning_, warning
 from ...core.errors import Ending, Failure
 from ...core.limits import Clocks, Deadline

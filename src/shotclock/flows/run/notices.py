@@ -19,8 +19,7 @@ from ...core.references import REFERENCE
 from ...core.value_types import value
 from ...core.visible_text import one_line
 from ...people.notify.delivery import Unsent, deliver
-from ...people.notify.entries import NotifyPart
-from ...people.notify.user_file import UserFile, read_user_file
+from ...people.notify.entries import NotifyPart, UserFile, read_user_file
 from ...store.runs import StoredRun
 from ...store.store import Store
 from ...supervise.clock import wall_time

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...calls.call import Call, CallRequest, Outcome
+from ...calls.call import Call, CallRequest, Outcome, RunWait, StepSurroundings
 from ...calls.outcomes import outcome_of_error, timeout_problem
-from ...calls.run_wait import RunWait, StepSurroundings
 from ...calls.runtime import Runtime
 from ...calls.supervised_commands import run_shielded
 from ...core.envelope import Envelope, Problem

@@ -15,10 +15,9 @@ from typing import Any, Literal
 
 import anyio
 
-from ...calls.call import Call, Effects, Outcome, no_time_left
+from ...calls.call import Call, Effects, Outcome, RunWait, no_time_left
 from ...calls.outcomes import outcome_of_error
 from ...calls.principal import Principal
-from ...calls.run_wait import RunWait
 from ...calls.runtime import Runtime
 from ...core.envelope import Problem, Warning_, warning
 from ...core.errors import Ending, Failure
