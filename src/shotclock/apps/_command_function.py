@@ -111,8 +111,6 @@ def check_result(function: Callable[..., Any], spec: CommandSpec) -> Callable[..
 
 
 def argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that only checks the arguments."""
-
     @wraps(function)
     def check(given: Mapping[str, object], converted: Mapping[str, object]) -> dict[str, object]:
         return find_conversions(signature_of(function), given, converted)._asdict()
@@ -208,7 +206,6 @@ def _reads(function: Callable[..., Any], seen: set[object]) -> bool:
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function, and that of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -121,7 +121,6 @@ _IGNORE = "__pycache__/\n.venv/\ndist/\n"
 
 
 def files_of(name: str) -> dict[str, str]:
-    """Return the files of a new package, by their paths."""
     package = name.replace("-", "_")
     values = {"name": name, "package": package, "version": __version__}
     server: dict[str, object] = {"command": "shotclock", "args": ["serve", f"{package}.app:app"]}

@@ -111,8 +111,6 @@ def tool_of(catalogue: Catalogue) -> Tool:
 
 @value
 class Effects:
-    """The declared effects of a call."""
-
     mutates: bool = True
     idempotent: bool = False
 

@@ -455,7 +455,6 @@ class CallControl:
         return call.winding_down
 
     def follow_wind_down(self, stop: WindDown) -> None:
-        """Wind down with the call around this one."""
         call = self.call
         if stop.has_to_be_gone and call.work is not None and call.work.has_grace:
             left_ms = max(0, stop.until_ns - monotonic_ns()) // NS_PER_MS

@@ -67,7 +67,6 @@ class ControlChannel:
             task.cancel()
 
     def overtime_address(self, call: Call) -> str:
-        """Return the address for overtime requests of a command, valid for this call only."""
         return f"{call.request_id}:{self._sign(call.request_id)}:{self._path}"
 
     def _sign(self, request_id: str) -> str:
@@ -348,7 +347,6 @@ class RunOrder:
 
 
 def send_order(home: Path, holder: ProcessIdentity, name: str, order: RunOrder) -> dict[str, Any]:
-    """Send an order to the process that has a run or a job."""
     try:
         return ask_holder(home, holder, order.as_request())
     except Failure as failure:

@@ -170,14 +170,12 @@ class Replacement:
 
 
 def replaced_warning(call: Call, replacement: Replacement, interrupted: int = 0) -> Warning_:
-    """Warn that the shared process was replaced under a call."""
     context = {"interrupted": interrupted} if interrupted else {}
     message = f"the shared process was replaced ({replacement.blame(call.name)}); {replacement.loss}"
     return warning("HOST_REPLACED", message, **context)
 
 
 def replaced_outcome(call: Call, replacement: Replacement) -> Outcome:
-    """Return the outcome of a call that was killed with the shared process because of another one."""
     why, culprit = replacement.blame(call.name), replacement.culprit
     message = f"{call.name} was interrupted, the shared process was replaced: {why}; {replacement.loss}"
     context: dict[str, object] | None = {"operation": culprit} if culprit else None

@@ -132,7 +132,6 @@ class Runtime:
         return self._operations[name]
 
     def register(self, operation: Operation) -> Operation:
-        """Add an operation, or replace the one of its name."""
         self._operations[operation.name] = operation
         return operation
 
@@ -532,7 +531,6 @@ class Answering:
 
 
 def _deadline_inside(outer: Call, deadline: Deadline | None) -> Deadline | None:
-    """Return the current deadline for work that begins inside a call."""
     if outer.control is not None:
         deadline = outer.control.get_current(deadline)
     if outer.winding_down is not None:  # what begins now is clean-up

@@ -53,8 +53,6 @@ def assign_owner(spec: BackgroundCommand) -> None:
 
 
 class StartedCommand:
-    """A command in the background, with the channel to its runner."""
-
     def __init__(self, client: JobClient, store: Store, job: Job, channel: ipc.Socket) -> None:
         self._client, self._store = client, store
         self.job = job
@@ -92,7 +90,6 @@ class StartedCommand:
             ipc.send(self._channel, request, fds)
 
     def look(self) -> Job:
-        """Return the job as it is now."""
         return self._client.look(self.job.id) or self.job
 
     def end(self) -> Envelope | None:
@@ -250,7 +247,6 @@ def _start_again(job_id: str, call: Call, signals: TerminalSignals) -> Outcome |
 
 
 def _read_spec(options: Mapping[str, Any], call: Call) -> tuple[BackgroundCommand, Mistakes]:
-    """Return the command as a job, and the mistakes in its options."""
     mistakes: Mistakes = []
 
     def read(name: str, reader: Callable[[str], T], text: str | None) -> T | None:

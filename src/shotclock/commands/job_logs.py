@@ -96,7 +96,6 @@ def _run(
 
 
 def _find(client: JobClient, job_id: str) -> tuple[Job, str]:
-    """Return a job and the path of its log."""
     job = client.find(job_id)
     if job.log_path is None:
         raise Failure("NOT_FOUND", f"job {job.id} has no log")

@@ -187,7 +187,6 @@ def _show_order(envelope: Envelope) -> None:
 
 
 def _must_be_run(scope: JobScope, store: Store, name: str, failure: Failure) -> None:
-    """Raise the Failure of a job that was not found, unless it is the id of a run."""
     if failure.code != "JOB_NOT_FOUND" or scope.app is not None or store.runs.get(name) is None:
         raise failure
 
@@ -293,7 +292,6 @@ def _command_line(job: dict[str, Any], status_width: int, name_width: int) -> st
 
 
 def _program(command: str) -> str:
-    """Return the name of the program in a command line."""
     return command.partition(" ")[0].rpartition("/")[2][:15]
 
 

@@ -96,7 +96,6 @@ def is_block(value: object) -> bool:
 
 
 def is_base64(text: object) -> bool:
-    """Return whether a text is base64 of at least one byte."""
     try:
         return isinstance(text, str) and bool(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError):

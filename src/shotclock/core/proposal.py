@@ -390,7 +390,6 @@ def apply_outcome(proposal: Proposal, outcome: ActionOutcome, *, unused: bool = 
 
 
 def refusal(problems: Problems) -> Failure:
-    """Return the Failure that names every problem at once."""
     return Failure("ARG_ERROR", join_problems(problems), context={"errors": problems})
 
 

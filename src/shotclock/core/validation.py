@@ -352,8 +352,6 @@ class _Limited(Shape):
 
 
 class _Called(Shape):
-    """A shape with a function that is called before or after its check."""
-
     def __init__(self, inside: Shape, function: Before | After) -> None:
         self._inside, self._function = inside, function
         self.has_title = inside.has_title

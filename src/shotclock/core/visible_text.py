@@ -296,7 +296,6 @@ class Redaction:
         self.learn(environment)
 
     def learn(self, variables: Mapping[str, str]) -> None:
-        """Add the values of variables with secret names."""
         self.learn_values(value for name, value in variables.items() if looks_secret(name))
 
     def learn_values(self, values: Iterable[str]) -> None:
@@ -311,7 +310,6 @@ class Redaction:
         self._in_base64 = [each for part in plain for each in _in_base64(part.encode("utf-8", "surrogateescape"))]
 
     def holds(self, text: str) -> bool:
-        """Return whether a secret is in the text, in any of these encodings."""
         return any(written in text for written in self._ways) or bool(self._broken_in(text))
 
     def text(self, text: str) -> str:

@@ -45,8 +45,6 @@ class AddressError(ValueError):
 
 
 class RunState(Protocol):
-    """The progress of a run."""
-
     @property
     def is_running(self) -> bool: ...
     def as_job(self, where: str = "") -> dict[str, object]: ...
@@ -127,7 +125,6 @@ def engine_at(on: EngineAddress | str) -> EngineModule:
 
 
 def open_local_runs(store: Store) -> EngineRuns:
-    """Return the runs of this machine."""
     runs: EngineRuns = import_module(_LOCAL).EmbeddedEngine(store)
     return runs
 

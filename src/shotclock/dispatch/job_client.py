@@ -309,7 +309,6 @@ class JobClient:
             await asyncio.sleep(FIRST_LOOK_S)
 
     def describe_stop(self, job: Job) -> Outcome:
-        """Return the outcome of `cancel`, which returned this job."""
         late = Problem("TIMEOUT", f"job {job.id} was asked to stop and has not stopped yet")
         return Outcome(Ending.FINISHED, late if job.is_active else None, self.describe(job), warnings=self.warnings)
 

@@ -226,7 +226,6 @@ class _ToolCall(Work):
     # --- the clocks ---------------------------------------------------------------------------------------
 
     async def _hold_conversation(self, transport: AbstractAsyncContextManager[Any]) -> Problem | None:
-        """Hold the conversation; return the problem where a clock fires first."""
         talk = self._conversation
         talking = asyncio.ensure_future(talk.talk(transport))
         try:

@@ -15,5 +15,4 @@ ANNOTATIONS: dict[str, Callable[[Mapping[str, object]], bool]] = {
 
 
 def annotations_of(hints: Mapping[str, object]) -> list[str]:
-    """Return the words for annotations that match a tool with these hints."""
     return [word for word, matches in ANNOTATIONS.items() if matches(hints)]

@@ -34,7 +34,6 @@ KEY_LIMIT = 200
 
 
 def problems_with(ask: ProposalRequest) -> Problems:
-    """Return every problem of a request; empty if it can be proposed."""
     found: Problems = []
     kind: object = ask.kind
     if not isinstance(kind, Kind):

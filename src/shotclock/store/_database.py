@@ -335,7 +335,6 @@ class Table:
             return look(transaction, *values, **named)
 
     def _select(self, query: str, values: Sequence[object] = ()) -> list[Any]:
-        """Return the rows of a query."""
         with self._database.read() as transaction:
             return transaction.execute(query, values).fetchall()
 

@@ -35,7 +35,6 @@ class Entry:
     hash: str
 
     def content(self) -> dict[str, Any]:
-        """Return the fields that the hash covers."""
         fields = {name: each for name, each in as_dict(self).items() if name != "hash"}
         return {**fields, "at": self.at.iso()}
 

@@ -90,7 +90,6 @@ class GroupPlaces(Table):
             return _decide(transaction, wanted, on_conflict, now, is_alive, inside)
 
     def leave(self, run_id: str, holder: ProcessIdentity) -> None:
-        """Delete the place of a run that was not begun."""
         self._execute("DELETE FROM group_places WHERE run = ? AND holder = ?", (run_id, holder), durable=False)
 
     def list(self, group_name: str) -> tuple[GroupPlace, ...]:

@@ -347,7 +347,6 @@ class Checkpoints(Table):
         return self._read(_CHECKPOINTS.get, "WHERE key = ?", (key,))
 
     def clear(self, key: str) -> bool:
-        """Delete the checkpoint of this key. Return whether there was one."""
         return self._execute("DELETE FROM checkpoints WHERE key = ?", (key,)) > 0
 
     def forget_saved_before(self, before: WallTime, limit: int = 500) -> int:

@@ -498,7 +498,6 @@ def _next_due_at(transaction: Transaction) -> WallTime | None:
 
 
 def _expire(transaction: Transaction, id: str, expires_at: WallTime, now: WallTime) -> int:
-    """Expire a pending proposal and return its new `seq`."""
     seq = next_seq(transaction)
     update_row(transaction, "proposals", {"seq": seq, "status": ProposalStatus.EXPIRED, "remind_at": None}, id)
     _append(transaction, now, "expired", id, THE_CLOCK, {"expires_at": expires_at.iso()})

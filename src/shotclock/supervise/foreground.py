@@ -278,7 +278,6 @@ class PolledSupervisor:
         self.order(kind, *details, report_within_ms=LAST_WORD_MS)
 
     def stop_for_owner(self) -> None:
-        """Stop the command, whose owner is gone."""
         self.client.stop_within(monotonic_ns(), OWNER_GRACE_MS, OWNER_GONE)
         self._send_orders()
 

@@ -99,8 +99,6 @@ class _BlockedCall:
 
 @value
 class _Wait:
-    """A process that waits for input at one moment."""
-
     source: str
     is_read: bool
     timeout_ms: float | None

@@ -127,7 +127,6 @@ def signal_pinned(fd: int, number: int) -> None:
 
 
 def is_group_there(group: int) -> bool:
-    """Return whether a process group has a member."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -185,7 +184,6 @@ class Cgroup:
 
     @classmethod
     def left_by(cls, pid: int) -> Cgroup | None:
-        """Return the cgroup that a killed supervisor has left."""
         home = home_directory()
         path = os.path.join(home, f"{_PREFIX}{pid}") if home is not None else ""
         return cls(path) if path and os.path.isdir(path) else None

@@ -45,7 +45,6 @@ class LeftProcess:
 
 
 def read_process(pid: int) -> LeftProcess | None:
-    """Return a process; None if it is gone."""
     fields = kernel.get_stat(pid)
     if not fields:
         return None
@@ -55,7 +54,6 @@ def read_process(pid: int) -> LeftProcess | None:
 
 
 def pids() -> set[int]:
-    """Return the pids of all processes."""
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 

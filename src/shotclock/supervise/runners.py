@@ -42,7 +42,6 @@ def withdraw(folder: str) -> None:
 
 
 def is_enrolled(folder: str, job_id: str) -> bool:
-    """Return whether a living runner has this job."""
     try:
         pids = [int(name) for name in os.listdir(folder) if name.isdecimal()]
     except OSError:

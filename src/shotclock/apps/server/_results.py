@@ -162,7 +162,6 @@ def _left_data(envelope: Envelope) -> list[dict[str, Any]]:
 
 
 def describe_failure(envelope: Envelope) -> str:
-    """Return a failure as sentences for a model."""
     error: dict[str, Any] = envelope.error or {}
     data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
     sentences = [f"{error['code']}: {error['message']}"]

@@ -135,7 +135,6 @@ class ToolCallMiddleware:
             await self.counts.idle.wait()  # bounded by the caller
 
     async def until_done(self) -> None:
-        """Wait for the work of all calls, also of those that are paused."""
         while self._work:
             await asyncio.wait(self._work)  # bounded by the limits of the calls
 

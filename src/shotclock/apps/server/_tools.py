@@ -395,7 +395,6 @@ def _find_calls(request_id: str | None, by: Principal) -> list[Call]:
 
 
 def _is_below(call: Call, request_id: str) -> bool:
-    """Return whether a call was made for the named call of its caller."""
     try:
         return span_id_of(request_id) == call.caller.span_id
     except ValueError:

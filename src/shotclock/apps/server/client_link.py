@@ -60,8 +60,6 @@ PAUSABLE = frozenset({"tools/call", "prompts/get", "resources/read"})
 
 
 class QuestionKind(NamedTuple):
-    """One kind of request to a client."""
-
     request: type[Any]
     result: type[BaseModel]
 
@@ -87,7 +85,6 @@ class LogLevels:
         server.add_request_handler("logging/setLevel", SetLevelRequestParams, set_level)
 
     def wanted(self, ctx: Context) -> frozenset[str]:
-        """Return the levels of the messages that a request wants."""
         if ctx.protocol_version in MODERN_PROTOCOL_VERSIONS:
             return frozenset(allowed_log_levels(ctx.protocol_version, (ctx.params or {}).get("_meta")))
         lowest = self._levels.get(ctx.session._connection, FIRST_LEVEL)
@@ -204,7 +201,6 @@ class ClientLink:
         return {name: each.request for name, each in self._questions.items() if not each.answer.done()}
 
     def refuse(self, failure: Failure) -> None:
-        """Answer the questions with a failure."""
         for question in self._questions.values():
             if not question.answer.done():
                 question.answer.set_exception(failure)
@@ -283,7 +279,6 @@ class ClientLink:
 
 
 def capabilities_of(ctx: Context) -> dict[str, Any]:
-    """Return the capabilities that a client declared, as JSON."""
     declared = ctx.session.client_capabilities
     return {} if declared is None else declared.model_dump(mode="json", by_alias=True, exclude_none=True)
 

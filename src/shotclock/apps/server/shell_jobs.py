@@ -2,9 +2,9 @@
 
 They are stopped when the connection ends. If this process is killed, their supervisors kill them.
 
-A model gets the beginning and the end of the output, with the lines between them counted, and lines on request. The
-whole is in a private file as soon as it is longer than an answer shows, up to FILE_CAP bytes. After that only the end is
-kept, in memory, and the lines are still counted.
+A model gets the beginning and the end of the output, with the lines between them counted, and lines on request.
+The whole is in a private file as soon as it is longer than an answer shows, up to FILE_CAP bytes. After that only the
+end is kept, in memory, and the lines are still counted.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class JobOutput:
 
     @property
     def file(self) -> str | None:
-        """Return the file, if there is one."""
         return self._path if self.file_bytes else None
 
     @property
