@@ -165,7 +165,7 @@ def test_a_server_starts_by_itself_on_a_port(started: Any) -> None:
 
 
 def test_a_server_leaves_the_client_of_the_sdk_to_those_who_ask_for_it() -> None:
-    program = "import sys, shotclock.apps.server.standard_streams, shotclock.apps.server._tool_calls\n"
+    program = "import sys, shotclock.apps.server._stdio, shotclock.apps.server._tool_calls\n"
     program += "assert not {'httpx2', 'mcp.client.client', 'mcp.server.mcpserver'} & sys.modules.keys()\n"
     program += "import mcp; from mcp.server import MCPServer; print(mcp.Client.__name__, MCPServer.__name__)\n"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=RUN_WITHIN_S)

@@ -49,7 +49,7 @@ _BY_PROGRAMS = (
     "shotclock.apps.server._http",
     "shotclock.apps.server._tool_calls",
     "shotclock.apps.server.serve",
-    "shotclock.apps.server.standard_streams",
+    "shotclock.apps.server._stdio",
     "shotclock.flows.report.report",
     "shotclock.flows.engines",
 )

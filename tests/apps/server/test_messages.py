@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shotclock.apps.server.standard_streams import LONGEST_LINE
+from shotclock.apps.server._stdio import LONGEST_LINE
 from tests.apps.server.client import ADVERSARIES, MODERN, connected, envelope_on_wire, run, served
 from tests.apps.server.test_lifecycle import hear, say
 

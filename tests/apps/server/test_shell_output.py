@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from shotclock.apps.server import _shell_output as shell_output
+from shotclock.apps.server import shell_jobs as shell_output
 from shotclock.apps.server.shell_jobs import END_KEPT, FILE_CAP, SHOWN, JobOutput
 
 

@@ -388,7 +388,7 @@ async def serve_shell(limits: ShellLimits, folder: str) -> int:
 
 
 async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wire_out: int) -> None:
-    from .standard_streams import Wire
+    from ._stdio import Wire
 
     wire = Wire(wire_in, wire_out)
     closing = asyncio.ensure_future(_close_states_at_end(wire.ended, server))
