@@ -60,6 +60,7 @@ from ..terminal.parser import (
     read_command,
     table_help,
 )
+from ..terminal.results import ProgressBar, render_value, show_item
 from ..terminal.subcommand import (
     JSON,
     Mistaken,
@@ -73,7 +74,6 @@ from ..terminal.subcommand import (
     timeout_option,
 )
 from ._manifest import CONFIRM_FLAG, build_manifest, choices_of, flag_name, option_flags, resolve_schema
-from .cli_text import ProgressBar, render_value, show_item
 
 STDIN_LIMIT = 256 * 1024 * 1024
 LONGEST_SECRET = 64 * 1024

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PARTS = {"ui": "shotclock.ui.daemon"}
-"""What else `doctor` can look at: the module of the product, whose `examine` returns Findings. Opened by name."""
+"""What else `doctor` can look at: the module of the product, whose `examine` returns PartFindings. Opened by name."""
 
 
-class Findings(Protocol):
+class PartFindings(Protocol):
     @property
     def failed(self) -> Sequence[Check]: ...
 
@@ -72,7 +72,7 @@ def _run_doctor(about: str | None, sweep: bool, trace: str | None, timeout: int)
 
 
 def _examine(about: str | None, sweep: bool, trace: str | None) -> Outcome:
-    findings: Findings
+    findings: PartFindings
     if about is None:
         findings = examine(sweep=sweep, trace_id=trace)
     else:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.apps.cli_text import draw_bar, render_value
+from shotclock.terminal.results import draw_bar, render_value
 from tests.apps.app.test_signals import on_terminal
 
 

@@ -42,7 +42,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...people.addresses import Site, url_of
 from ...people.auth import MCP_PATH, AuthMiddleware, Link
-from ...people.inbox import Inbox
 from ...store.store import Store
 from ...supervise.clock import monotonic_ns
 from ..web.routes import Operators
@@ -50,7 +49,6 @@ from ..web.routes import Operators
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
 
-    from ...dispatch.engines import EngineFront
     from ...people.issuer import Issuer
 
 HEADERS_WITHIN_S = 10.0
@@ -294,15 +292,14 @@ class HttpServer(uvicorn.Server):
         sock: socket.socket,
         health: Callable[[], Mapping[str, object]],
         *,
+        operators: Operators,
         store: Callable[[], Store],
-        inbox: Callable[[], Inbox],
-        engine: EngineFront | None = None,
         require_token: bool,
         issuer: Issuer | None = None,
         most_connections: int,
         say: Callable[[str], None],
     ) -> None:
-        self._operators = Operators("" if mcp is None else mcp.name, inbox, store, engine)
+        self._operators = operators
         address: tuple[str, int] = sock.getsockname()[:2]
         self._issuer = issuer
         public_name = None if issuer is None else issuer.wanted.host

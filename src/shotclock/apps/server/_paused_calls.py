@@ -23,7 +23,7 @@ from ...core.value_types import record
 from ...supervise.clock import monotonic_ns
 from ...worker.context import ASK_LIMIT_MS
 from ._listing import Context
-from .client_link import ToolRequest, responses_in
+from .client_link import FunctionRequest, responses_in
 
 if TYPE_CHECKING:
     from ._tool_calls import ToolCallMiddleware
@@ -41,7 +41,7 @@ class GuardedCall:
     call: Call
     task: asyncio.Task[Envelope]
     stop: asyncio.Future[str] | None
-    request: ToolRequest
+    request: FunctionRequest
     began_ns: int
     paused_ns: int = 0
     expiry: asyncio.TimerHandle | None = None
@@ -88,7 +88,7 @@ class PausedCalls:
         guarded = self._calls.get(_state_in(ctx) or "")
         return None if guarded is None else guarded.owner
 
-    def take(self, ctx: Context, request: ToolRequest) -> GuardedCall | None:
+    def take(self, ctx: Context, request: FunctionRequest) -> GuardedCall | None:
         """Return the paused call that a request continues; None if it begins one. Raises MCPError."""
         responses_in(ctx)  # refused before the call is taken
         state = _state_in(ctx)

@@ -55,7 +55,7 @@ from ._tools import (
     take_answers,
     takes_justification,
 )
-from .client_link import LONGEST_MS, ClientLink, LogLevels, RequestMeta, ToolRequest, read_request_meta
+from .client_link import LONGEST_MS, ClientLink, FunctionRequest, LogLevels, RequestMeta, read_request_meta
 
 # After the backstop has fired, the answer waits for the work to be gone: for its grace, up to the first, and then the
 # second.
@@ -202,7 +202,7 @@ class ToolCallMiddleware:
         if request_meta.budget_ms is None and self.tasks.starts_at_once(ctx, name):
             request_meta = request_meta._replace(budget_ms=0)
         progress = ProgressReports(ctx.session.report_progress) if request_meta.wants_progress else None
-        request = ToolRequest(
+        request = FunctionRequest(
             name,
             arguments,
             request_meta,
@@ -247,7 +247,7 @@ class ToolCallMiddleware:
         return spec.approval is not None if spec is not None else name == PROPOSE and name in self._own
 
     async def _elicit(
-        self, ctx: ServerRequestContext[Any, Any], request: ToolRequest, decider: Principal
+        self, ctx: ServerRequestContext[Any, Any], request: FunctionRequest, decider: Principal
     ) -> Envelope | dict[str, Any]:
         """Carry out a call of a client that can ask its person. Returns a mapping if it has to ask first."""
         is_modern = ctx.protocol_version in MODERN
@@ -283,7 +283,9 @@ class ToolCallMiddleware:
         ours = self.dispatcher.runtime.trace
         return ours if ours.span_id else new_trace()
 
-    async def _carry_out(self, tool_request: ToolRequest, refusal: Outcome | None = None) -> Envelope | dict[str, Any]:
+    async def _carry_out(
+        self, tool_request: FunctionRequest, refusal: Outcome | None = None
+    ) -> Envelope | dict[str, Any]:
         request, dispatcher = self._read(tool_request, refusal), self.dispatcher
         is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
@@ -301,7 +303,7 @@ class ToolCallMiddleware:
         stop = self._stopper(call, task, request.stop)
         return await self._answer_within_backstop(GuardedCall(self, call, task, stop, tool_request, monotonic_ns()))
 
-    def _read(self, tool_request: ToolRequest, refusal: Outcome | None) -> CallRequest:
+    def _read(self, tool_request: FunctionRequest, refusal: Outcome | None) -> CallRequest:
         """Read a request. One that cannot be read or done carries its refusal."""
         name, meta, written = tool_request.name, tool_request.meta, tool_request.arguments
         spec, mistakes = self._specs.get(name), list(meta.mistakes)

@@ -356,7 +356,7 @@ def _is_duration(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST_MS
 
 
-class ToolRequest(NamedTuple):
+class FunctionRequest(NamedTuple):
     name: str
     arguments: object
     meta: RequestMeta

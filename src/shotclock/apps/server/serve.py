@@ -172,7 +172,7 @@ async def serve_inbox(options: Options) -> int:
     async with contextlib.AsyncExitStack() as stack:
         stderr = stack.enter_context(unblock_stderr())
         sock = stack.enter_context(contextlib.closing(listen_on(options.address)))
-        signals = stack.enter_context(StopSignals())
+        signals = stack.enter_context(ServerSignals())
         store = stack.enter_context(Store.open())
         inbox = Inbox(store)
         stack.push_async_callback(inbox.close)
@@ -191,6 +191,7 @@ async def _serve_http(
     inbox: Callable[[], Inbox],
 ) -> AsyncIterator[asyncio.Future[None]]:
     """Serve the operators' page and, with a server, MCP, until this is left."""
+    from ..web.routes import Operators
     from ._http import HttpServer
 
     issuer = None
@@ -206,9 +207,8 @@ async def _serve_http(
             None if server is None else server.sdk,
             sock,
             (lambda: {"name": "inbox"}) if server is None else server.health,
+            operators=Operators("" if server is None else server.sdk.name, inbox, store, engine),
             store=store,
-            inbox=inbox,
-            engine=engine,
             require_token=options.require_token,
             issuer=issuer,
             most_connections=share_descriptors(0 if server is None else MOST_WORKERS)[1],
@@ -284,7 +284,7 @@ async def _serve(
 ) -> int:
     """Run a server until the end of its last process, and return the exit code."""
     began = wall_time()
-    signals = StopSignals()
+    signals = ServerSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(keep_users_code_out())
         stderr = stack.enter_context(relay_stderr())
@@ -370,7 +370,7 @@ async def open_server(app: ServedApp) -> AsyncIterator[McpServer]:
 
 async def serve_shell(limits: ShellLimits, folder: str) -> int:
     """Serve a shell to one client, on stdin and stdout, and return the exit code. Raises Failure."""
-    signals = StopSignals()
+    signals = ServerSignals()
     with contextlib.ExitStack() as stack:
         stack.enter_context(relay_stderr())
         wire = stack.enter_context(claim_descriptors())
@@ -387,7 +387,7 @@ async def serve_shell(limits: ShellLimits, folder: str) -> int:
     return signals.exit_code
 
 
-async def _serve_stdio(server: McpServer, signals: StopSignals, wire_in: int, wire_out: int) -> None:
+async def _serve_stdio(server: McpServer, signals: ServerSignals, wire_in: int, wire_out: int) -> None:
     from ._stdio import Wire
 
     wire = Wire(wire_in, wire_out)
@@ -411,7 +411,7 @@ async def _close_states_at_end(ended: asyncio.Event, server: McpServer) -> None:
     await server.close_states()
 
 
-async def _serve_until_stopped(server: McpServer, signals: StopSignals, serving: asyncio.Future[Any]) -> None:
+async def _serve_until_stopped(server: McpServer, signals: ServerSignals, serving: asyncio.Future[Any]) -> None:
     await signals.wait_beside(serving)
     if not serving.done():
         server.stop(signals.name)
@@ -421,7 +421,7 @@ async def _serve_until_stopped(server: McpServer, signals: StopSignals, serving:
         await _wait_at_most(server.middleware.until_idle(), LAST_ANSWERS_S)
 
 
-class StopSignals:
+class ServerSignals:
     """SIGTERM and SIGINT on the running loop. The second one ends the process at once."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Results and progress of an App's commands, as text for a person."""
+"""Results of any form, and progress, as text for a person."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ..core.limits import NS_PER_MS, format_duration
 from ..core.visible_text import one_line
 from ..supervise.clock import monotonic_ns
-from ..terminal.drawing import draw, styled, table
-from ..terminal.output import Screen, write_quietly
+from .drawing import draw, styled, table
+from .output import Screen, write_quietly
 
 if TYPE_CHECKING:
     from rich.console import Console
