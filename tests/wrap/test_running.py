@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.apps.web._wrapped_calls import describe_calls
+from shotclock.apps.web.routes import describe_calls
 from shotclock.calls.principal import Role
 from shotclock.core.limits import ProcessIdentity, WallTime
 from shotclock.core.value_types import replace

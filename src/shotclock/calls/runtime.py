@@ -132,6 +132,7 @@ class Runtime:
         return self._operations[name]
 
     def register(self, operation: Operation) -> Operation:
+        """Add an operation, or replace the one of its name."""
         self._operations[operation.name] = operation
         return operation
 
