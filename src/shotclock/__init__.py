@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .apps.app import App as App
     from .apps.secret_parameters import Secret as Secret
     from .calls.runtime import Runtime as Runtime
-    from .commands.arun import arun as arun
+    from .commands.run import arun as arun
     from .commands.run import run as run
     from .core.catalogue import Interruption as Interruption
     from .core.catalogue import Operation as Operation
@@ -65,7 +65,7 @@ _HOME = {
     "Secret": "apps.secret_parameters",
     "SideEffects": "core.errors",
     "Stopped": "worker.context",
-    "arun": "commands.arun",
+    "arun": "commands.run",
     "format_duration": "core.limits",
     "parse_duration_ms": "core.limits",
     "register_error": "core.errors",

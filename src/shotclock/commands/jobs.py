@@ -1,7 +1,7 @@
 """`job list|status|logs|wait|extend|stop|restart|cancel`, for `shotclock` and for every App; and `shotclock overtime`.
 
-Runs of engines are jobs as well: a parked run reports its id as a job's. A log is shown as it is kept, or followed until the job
-ends.
+Runs of engines are jobs as well: a parked run reports its id as a job's. A log is shown as it is kept, or is
+followed until its job ends.
 """
 
 from __future__ import annotations
