@@ -1,6 +1,6 @@
 """The sending of a message on several channels at once, each in a supervised process with a limit.
 
-A command is a process by itself. A request or a mail is sent by a small process of ours (sender.py), so that a server
+A command is a process by itself. A request or a mail is sent by a small process of ours (_sender.py), so that a server
 that does not answer, or answers byte by byte, is left by killing it.
 """
 
