@@ -1,16 +1,13 @@
 """`job list|status|logs|wait|extend|stop|restart|cancel`, for `shotclock` and for every App; and `shotclock overtime`.
 
-Runs of engines are jobs as well: a parked run reports its id as a job's. A log is shown as it is kept, or is
-followed until its job ends.
+EngineRuns are jobs as well: a parked run reports its id as a job's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,173 +18,33 @@ from ..calls.control_channel import RunOrder, ask, send_order
 from ..calls.principal import Principal
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure
-from ..core.limits import NS_PER_MS, ClockKind, Fired, WallTime, format_duration, parse_duration_ms
+from ..core.limits import NS_PER_MS, ClockKind, Fired, format_duration
 from ..core.value_types import replace, value
 from ..dispatch.background_command import is_command
 from ..dispatch.engines import engine_at, engine_options, open_local_runs
 from ..dispatch.job_client import JobClient
-from ..dispatch.job_log import LogPart, log_state, read_log
 from ..people.person_wait import refusal_outcome
 from ..store.jobs import Job
 from ..store.store import Store
-from ..supervise.clock import monotonic_ns, pause, wall_time
+from ..supervise.clock import monotonic_ns
 from ..supervise.environment import OVERTIME_VARIABLE
-from ..terminal.output import EarlyEnd, raise_on_stop, until_stopped, write_quietly
-from ..terminal.parser import (
-    CommandTable,
-    Subcommand,
-    argument,
-    duration,
-    flag,
-    option,
-    positive_duration,
-    whole_number,
-)
+from ..terminal.output import EarlyEnd, until_stopped, write_quietly
+from ..terminal.parser import CommandTable, Subcommand, argument, duration, flag, option, positive_duration
 from ..terminal.subcommand import (
     JSON,
     TIMEOUT_MS,
     ChildWork,
-    Mistaken,
     admit_call,
     conclude,
     deliver,
     read_budget_ms,
-    run_subcommand,
     timeout_option,
 )
 from . import _background as background
+from . import job_logs
 
 if TYPE_CHECKING:
     from ..dispatch.engines import EngineAddress, EngineRuns
-
-LINES = 100
-LOOK_S = 0.1  # between two looks at a log that is followed
-
-
-def _read_since(text: str) -> tuple[str, int]:
-    """Return the number of a line, or milliseconds."""
-    if text.isascii() and text.isdecimal():
-        return "line", max(1, whole_number(text))
-    return "time", parse_duration_ms(text)
-
-
-def _read_count(text: str) -> int:
-    if (count := whole_number(text)) < 0:
-        raise ValueError("must be 0 or more")
-    return count
-
-
-_LOGS = Subcommand(
-    "logs",
-    "Print the output of a job: the last 100 lines, unless options say otherwise.",
-    (
-        argument("job-id", "The job: its name, its id, or the beginning of its id.", missing="missing JOB-ID"),
-        flag("--follow", "-f: print further output until the job ends, always as text."),
-        option(
-            "--since",
-            "WHEN",
-            "Print the output of the last 10m (a duration), or from line 120 on (a number). The last one or two "
-            "million bytes are kept.",
-            read=_read_since,
-        ),
-        option("--lines", "N", "-n N: print the last N lines; 0 means all.", read=_read_count),
-        JSON,
-    ),
-    usage="JOB-ID [-f] [-n N] [--since WHEN]",
-)
-
-
-def log_command(prefix: str, tool: Tool = OURSELVES) -> Subcommand:
-    """Return the subcommand, which also accepts -f and -n."""
-    command = replace(_LOGS, run=partial(_run_log, tool))
-
-    def main(words: list[str]) -> int:
-        return run_subcommand(prefix, command, [long for word in words for long in spell_out(word)], tool=tool)
-
-    return replace(command, main=main)
-
-
-def spell_out(word: str) -> list[str]:
-    if word == "-f":
-        return ["--follow"]
-    if (match := re.fullmatch(r"-n=?(\d*)", word, re.ASCII)) is not None:
-        return ["--lines", match[1]] if match[1] else ["--lines"]
-    return [word]
-
-
-def _run_log(
-    tool: Tool, job_id: str, follow: bool, since: tuple[str, int] | None, lines: int | None
-) -> Callable[[bool], int]:
-    if since is not None and lines is not None:
-        raise Mistaken({"since": "--since and --lines exclude each other: leave one out"})
-    count = LINES if lines is None and since is None else lines or 0
-
-    def start(as_json: bool) -> int:
-        call = admit_call("job logs", 0 if follow else TIMEOUT_MS, tool=tool)
-        body = partial(_follow_log if follow else _read_log, job_id, since, count)
-        envelope = conclude(call, body)
-        if follow and (envelope.ok or envelope.code == "CANCELLED"):  # Ctrl-C is the way to leave
-            return envelope.exit_code
-        return deliver(envelope, as_json, _show_log)
-
-    return start
-
-
-def _find_log(client: JobClient, job_id: str) -> tuple[Job, str]:
-    job = client.find(job_id)
-    if job.log_path is None:
-        raise Failure("NOT_FOUND", f"job {job.id} has no log")
-    return job, job.log_path
-
-
-def _first_part(path: str, since: tuple[str, int] | None, count: int) -> LogPart:
-    kind, number = since or ("", 0)
-    part = read_log(path, since=WallTime(max(0, wall_time().ms - number)) if kind == "time" else None)
-    if kind == "line":
-        part.keep_from_line(number)
-    if count:
-        part.keep_last_lines(count)
-    return part
-
-
-def _read_log(job_id: str, since: tuple[str, int] | None, count: int) -> Outcome:
-    with Store.open() as store:
-        job, path = _find_log(JobClient(store, ["shotclock"]), job_id)
-        part = _first_part(path, since, count)
-    text = part.content.decode("utf-8", "replace")
-    data: dict[str, object] = {"job_id": job.id, "first_line": part.first_line, "next_line": part.next_line}
-    return Outcome(Ending.FINISHED, data={**data, "terminal": not job.is_active, "text": text})
-
-
-def _follow_log(job_id: str, since: tuple[str, int] | None, count: int) -> Outcome:
-    """Print the output until the job ends, which bounds it, or a signal comes."""
-    with Store.open() as store:
-        client = JobClient(store, ["shotclock"])
-        job, path = _find_log(client, job_id)
-        raise_on_stop()
-        seen = log_state(path)
-        part = _first_part(path, since, count)
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        while True:
-            if part.content and write_quietly(sys.stdout, decode(part.content)) is not None:
-                break  # the reader left
-            if not job.is_active and not part.content:
-                break
-            if not part.content:
-                pause(LOOK_S)
-            job = client.look(job.id) or job  # before the log, which is complete when the job has ended
-            is_same = seen == (seen := log_state(path))
-            end = part.end
-            part = LogPart(b"", end) if is_same else read_log(path, end)
-            if part.offset > end:  # it was dropped before it was read
-                write_quietly(sys.stdout, f"[… {part.offset - end} bytes left out …]\n")
-    return Outcome(Ending.FINISHED)
-
-
-def _show_log(envelope: Envelope) -> None:
-    if isinstance(envelope.data, dict) and envelope.ok:
-        write_quietly(sys.stdout, str(envelope.data["text"]))
-
 
 LONGEST_WAIT_S = 24 * 3600.0  # the observer may be a person
 _VERDICTS = {"declined": "overtime was declined", "failed": "no overtime", "exhausted": "there is no overtime left"}
@@ -261,7 +118,7 @@ def job_table(scope: JobScope) -> CommandTable:
         for each in _COMMANDS
     )
     name = f"{' '.join(scope.command)} job"
-    commands += (log_command(name, scope.tool),)
+    commands += (job_logs.log_command(name, scope.tool),)
     if scope.app is None:
         commands += (replace(_RESTART, run=background.restart_work),)
     return CommandTable(name, "Work that outlives its caller.", commands, "verb")

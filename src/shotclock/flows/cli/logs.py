@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...calls.call import Outcome
-from ...commands.jobs import LOOK_S, spell_out
+from ...commands.job_logs import LOOK_S, spell_out
 from ...core.envelope import Envelope, stop_problem
 from ...core.errors import Ending, Failure
 from ...core.value_types import field, record, replace, value
