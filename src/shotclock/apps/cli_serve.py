@@ -43,28 +43,16 @@ def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_
     return deliver(envelope, as_json)
 
 
-def _serve(
-    target: str,
-    http: str | None,
-    json_only: bool,
-    install: str | None,
-    remove: str | None,
-    user: bool,
-    project: bool,
-    name: str | None,
-    yes: bool,
-    files: str | None,
-    **values: Any,
-) -> Callable[[bool], int]:
+def _serve(target: str, http: str | None, json_only: bool, files: str | None, **values: Any) -> Callable[[bool], int]:
+    entry = {each: values.pop(each) for each in ("install", "remove", "user", "project", "name", "yes")}
     options = read_serve_options(http=http, **values)
     if files is not None:
         if target != "ui":
             raise Mistaken({"files": "belongs to the target ui"})
         if not os.path.isdir(files):
             raise Mistaken({"files": f"{files!r} is no folder"})
-    if install is None and remove is None:
-        given = {"user": user, "project": project, "name": name is not None, "yes": yes}
-        if alone := [each for each in given if given[each]]:
+    if entry["install"] is None and entry["remove"] is None:
+        if alone := [each for each, given in entry.items() if given not in (None, False)]:
             raise Mistaken({each: f"--{each} needs --install or --remove" for each in alone})
     else:
         words = [f"--{each}" for each in ("elicitation", "reload") if values[each]]
@@ -76,8 +64,9 @@ def _serve(
             words += ["--result-limit", str(values["result_limit"])]
         from .cli_install import change_entry  # a server does without it
 
-        verb, client = ("install", install) if install is not None else ("remove", remove or "")
-        work = change_entry(verb, client, name, target, words, project=project, yes=yes)
+        verb = "remove" if entry["install"] is None else "install"
+        about = {each: entry[each] for each in ("project", "yes")}
+        work = change_entry(verb, entry[verb], entry["name"], target, words, **about)
         return lambda as_json: work(as_json or json_only)
     if target == "ui":
         os.environ.pop(FILES_VARIABLE, None)  # only the option opens a folder
