@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ..commands.shell_background import note_command
+from ..commands.shell_limits import note_command
 from ..terminal.output import write_quietly
 
 ANCESTORS = 6  # processes above the hook that may be Copilot: a shell, node, its launcher

@@ -6,15 +6,15 @@ import contextlib
 import http.client
 import os
 import re
-import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from urllib.parse import urlsplit
 
 from ..dispatch.background_command import Ready
 from ..supervise import kernel
+from .shell_limits import TooSlow, limited_cpu
 
 # Between two looks at a port or a URL.
 LOOK_PAUSE_S = 0.1
@@ -213,29 +213,9 @@ class LineWatch:
         self._rest = rest[-LONGEST_LINE:]
         texts = (line[-LONGEST_LINE:].rstrip(b"\r").decode("utf-8", "replace") for line in (*lines, rest))
         try:
-            with _limited_search():
+            with limited_cpu(SEARCH_LIMIT_S):
                 return any(map(self._pattern.search, texts))
-        except _TooSlow:
+        except TooSlow:
             self._is_too_slow = True
             self.trouble = f"the search for {self._pattern.pattern!r} takes too long; write a simpler pattern"
             return False
-
-
-class _TooSlow(Exception):
-    """The end of SEARCH_LIMIT_S."""
-
-
-@contextlib.contextmanager
-def _limited_search() -> Iterator[None]:
-    """Raise _TooSlow if the processor time is used up. A search can be interrupted by a signal."""
-
-    def ring(*_: object) -> None:
-        raise _TooSlow
-
-    before = signal.signal(signal.SIGVTALRM, ring)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SEARCH_LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)

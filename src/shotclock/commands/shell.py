@@ -20,8 +20,7 @@ from ..supervise.foreground import TerminalSignals
 from ..supervise.owner import OwnerWatch, UnknownOwner, find_owner, is_agent_gone
 from ..terminal.output import say_line, write_quietly
 from .exec import AGENT_INPUT_WAIT_MS, DEFAULTS, NOT_DONE, ExecRequest, Wording, carry_out, choose_report
-from .shell_background import take_note
-from .shell_limits import BadSetting, Limit, read_limits, take_options, variable_of
+from .shell_limits import BadSetting, Limit, read_limits, take_note, take_options, variable_of
 
 NAME = "shotclock-sh"
 SHELL_VARIABLE = "SHOTCLOCK_SHELL"

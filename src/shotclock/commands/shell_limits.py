@@ -1,18 +1,24 @@
 """The limits of commands in `shotclock-sh`: from options, variables, the files of project and user, and the defaults.
 
 A project's file may only shorten a limit: a cloned repository is not trusted.
+
+Commands that an agent puts in the background have a limit of their own: a hook, which is told, leaves a note that
+`shotclock-sh` takes. The note is a file named after the session and the command. The command itself stays as it would
+be, because Gemini CLI applies its rules to `bash -c "…"` and nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
-from collections.abc import Callable, Mapping
-from types import FrameType
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 
 from ..core.limits import DurationError, format_duration, parse_duration_ms
 from ..core.value_types import value
+from ..supervise.command_task import make_private_directory, state_directory
 from ..supervise.environment import config_file
 
 KEYS = ("timeout", "idle", "lifetime", "input_wait", "background")
@@ -146,18 +152,33 @@ def _parse(text: bytes) -> object:
     """Return the content of a file. Raises ValueError, also if that takes too long: the command waits for it."""
     import tomllib  # takes as long as a tenth of a start
 
-    def give_up(number: int, frame: FrameType | None) -> None:
-        raise ValueError("it takes too long to read")
-
-    former = signal.signal(signal.SIGVTALRM, give_up)
-    signal.setitimer(signal.ITIMER_VIRTUAL, PARSE_LIMIT_S)
     try:
-        return tomllib.loads(text.decode())
+        with limited_cpu(PARSE_LIMIT_S):
+            return tomllib.loads(text.decode())
+    except TooSlow:
+        raise ValueError("it takes too long to read") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+class TooSlow(Exception):
+    """The end of the processor time of `limited_cpu`."""
+
+
+@contextlib.contextmanager
+def limited_cpu(limit_s: float) -> Iterator[None]:
+    """Raise TooSlow if the processor time is used up. Only for the main thread, which a signal interrupts."""
+
+    def ring(*_: object) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+    try:
+        yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, former)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _read_bytes(path: str) -> bytes | None:
@@ -173,3 +194,36 @@ def _read_bytes(path: str) -> bytes | None:
         return None
     finally:
         os.close(fd)
+
+
+# Gemini CLI gives its session only to hooks.
+_SESSION_VARIABLES = ("CLAUDE_CODE_SESSION_ID", "COPILOT_AGENT_SESSION_ID")
+_FOLDER = "background"
+
+
+def note_command(session: str, command: str, *, in_background: bool) -> None:
+    """Note whether the next command with this text in this session is put in the background."""
+    file = _file_of(session, command)
+    with contextlib.suppress(OSError):  # without a note it has the limits of other commands
+        if in_background:
+            make_private_directory(os.path.dirname(file))
+            os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        else:  # a command with the same text may have been denied
+            os.unlink(file)
+
+
+def take_note(environ: Mapping[str, str], line: str) -> bool:
+    """Return whether a command is noted as one in the background, and remove the note."""
+    # The line of Claude Code 2.1.326 has the command in it.
+    quoted = line.partition(" && eval ")[2].rpartition(" && pwd -P >| ")[0].removesuffix(" < /dev/null")
+    command = quoted[1:-1].replace("'\"'\"'", "'") if quoted[:1] == "'" else quoted or line
+    for session in ("", *filter(None, map(environ.get, _SESSION_VARIABLES))):  # one agent may run another
+        with contextlib.suppress(OSError):
+            os.unlink(_file_of(session, command))
+            return True
+    return False
+
+
+def _file_of(session: str, command: str) -> str:
+    text = f"{session}\0{command}".encode("utf-8", "surrogatepass")
+    return f"{state_directory()}/{_FOLDER}/{zlib.crc32(text):08x}-{len(text)}"
