@@ -15,7 +15,7 @@ from ..core.value_types import field, record, value
 from ..supervise.clock import monotonic_ns
 from ._messages import encode
 from ._requests import ClientRequest
-from .remote.endpoint import AdapterReport, Fate
+from .remote.endpoint import AdapterReport, ResponseFate
 
 # Codes of JSON-RPC errors for requests that are no calls, as both SDKs use them.
 CONNECTION_CLOSED, REQUEST_TIMEOUT = -32000, -32001
@@ -74,8 +74,8 @@ class WrapFailure:
 def reported_failure(report: AdapterReport) -> WrapFailure:
     """Return the failure of a request that a server over HTTP has not answered."""
     what = f"{report.fate}: the server {report.why}"
-    if report.fate in (Fate.NOT_SENT, Fate.REFUSED):
-        advice = "" if report.fate is Fate.NOT_SENT else "The server has not begun with it"
+    if report.fate in (ResponseFate.NOT_SENT, ResponseFate.REFUSED):
+        advice = "" if report.fate is ResponseFate.NOT_SENT else "The server has not begun with it"
         return WrapFailure(report.code, what, Ending.NOT_STARTED, advice=advice)
     return WrapFailure(report.code, what, Ending.ABANDONED)
 

@@ -18,7 +18,7 @@ from ..core.value_types import value
 from ._asked_calls import DEFAULT_ASK_WAIT_MS, AskedCalls, changed_meanwhile
 from ._failures import WrapFailure
 from ._guard import RequestGuard
-from ._links import ClientLink, Note, ServerLink
+from ._links import ClientSide, Note, ServerLink
 from ._listing import DEPTH_LIMIT, KnownLists, OwnLists
 from ._messages import LIST_CHANGES, RpcMessage, notification_line, read_line
 from ._pin_check import GUARDED, PinCheck
@@ -61,7 +61,7 @@ class Gate:
         self,
         policy: Policy,
         guard: RequestGuard,
-        client: ClientLink,
+        client: ClientSide,
         memory: ReplayMemory,
         server: ServerLink,
         note: Note,

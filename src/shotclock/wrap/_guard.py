@@ -14,7 +14,7 @@ from ..core.value_types import replace
 from ..supervise.clock import monotonic_ns
 from ._failures import WrapFailure, failure_answer
 from ._limits import ServerLimits, name_of_timeout
-from ._links import ClientLink, Note, ServerLink
+from ._links import ClientSide, Note, ServerLink
 from ._messages import cancellation_line, notification_line
 from ._replay import ReplayMemory
 from ._requests import NEVER_NS, ClientRequest, EndedRequest, OnEnded, OnOpen, OpenRequest, RequestState, RequestTable
@@ -34,7 +34,7 @@ class RequestGuard:
     def __init__(
         self,
         limits: ServerLimits,
-        client: ClientLink,
+        client: ClientSide,
         memory: ReplayMemory,
         note: Note,
         server: ServerLink,

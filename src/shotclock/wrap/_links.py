@@ -46,5 +46,5 @@ class ServerLink(Protocol):
         """Return the last lines of stderr, and the count of lines on stdout that are no messages."""
 
 
-class ClientLink(Protocol):
+class ClientSide(Protocol):
     def write_line(self, line: bytes) -> bool: ...

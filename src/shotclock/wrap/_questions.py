@@ -7,7 +7,7 @@ to another request. So the ids of every process but the first are replaced by fr
 from __future__ import annotations
 
 from ._guard import RequestGuard
-from ._links import ClientLink, ServerLink
+from ._links import ClientSide, ServerLink
 from ._messages import Key, RpcMessage, cancellation_line, key_of, notification_line
 from ._replay import ReplayMemory
 
@@ -15,7 +15,7 @@ from ._replay import ReplayMemory
 class ServerQuestions:
     """The open requests of the server: ids as the client sees them, with those of the server."""
 
-    def __init__(self, client: ClientLink, guard: RequestGuard, memory: ReplayMemory, server: ServerLink) -> None:
+    def __init__(self, client: ClientSide, guard: RequestGuard, memory: ReplayMemory, server: ServerLink) -> None:
         self._client, self._guard, self._memory, self._server = client, guard, memory, server
         self._open: dict[Key, str | int] = {}
 

@@ -17,7 +17,7 @@ from ._known_tools import KnownTools
 from ._large_results import cut_result
 from ._limits import ServerLimits
 from ._lines import LONGEST_LINE, LongLine
-from ._links import ClientLink, Note, ServerLink
+from ._links import ClientSide, Note, ServerLink
 from ._messages import (
     LIST_CHANGES,
     LISTEN,
@@ -57,7 +57,7 @@ class ClientSession:
     def __init__(
         self,
         limits: ServerLimits,
-        client: ClientLink,
+        client: ClientSide,
         note: Note,
         server: ServerLink,
         *,

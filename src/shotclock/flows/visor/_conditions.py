@@ -49,7 +49,7 @@ def condition(source: str, scope: NameScope) -> str:
     """Return a condition that holds where that of JavaScript is true. Raises Unsayable."""
     if len(source) > SOURCE_LIMIT:
         raise Unsayable(f"a condition of more than {SOURCE_LIMIT} characters")
-    reader = _Reader(_tokens(source), scope)
+    reader = _ConditionReader(_tokens(source), scope)
     made = truth(reader.either().code)
     reader.take("")
     return bounded(made).text
@@ -68,7 +68,7 @@ def _tokens(source: str) -> list[_Token]:
 
 
 @record
-class _Reader:
+class _ConditionReader:
     tokens: list[_Token]
     scope: NameScope
     at: int = 0

@@ -24,7 +24,7 @@ from ._connections import Exchange, HttpLink, NoAnswer, OutgoingRequest
 from ._events import CollectedMessage, MessageTooLarge
 from ._exchanges import HttpRequests, LineOutput, RequestExchange, note
 from ._headers import ConversationHeaders, HeaderTexts
-from .endpoint import AdapterReport, Endpoint, Fate
+from .endpoint import AdapterReport, Endpoint, ResponseFate
 
 STDOUT = 1
 SESSION_LOST = 3  # our exit code
@@ -113,7 +113,7 @@ class HttpClient:
         elif is_full:
             what = "calls" if exchange.is_call else "other requests"
             why = f"has {MOST_OPEN} open {what} of this client, which is the most that are sent at once"
-            self._report(exchange, NoAnswer("SERVICE_UNAVAILABLE", Fate.NOT_SENT, why))
+            self._report(exchange, NoAnswer("SERVICE_UNAVAILABLE", ResponseFate.NOT_SENT, why))
         else:
             _start(self._run, exchange)
 
@@ -164,10 +164,10 @@ class HttpClient:
             self._report(exchange, failure)
         except MessageTooLarge as error:
             why = f"answered with a message that cannot be passed on: {error}"
-            self._report(exchange, NoAnswer("RESULT_TOO_LARGE", Fate.FAILED, why))
+            self._report(exchange, NoAnswer("RESULT_TOO_LARGE", ResponseFate.FAILED, why))
         except Exception as error:
             why = f"may have answered, but shotclock failed with {type(error).__name__}"
-            self._report(exchange, NoAnswer("INTERNAL_ERROR", Fate.LOST, why))
+            self._report(exchange, NoAnswer("INTERNAL_ERROR", ResponseFate.LOST, why))
             raise
         finally:
             with self._lock:
@@ -186,7 +186,7 @@ class HttpClient:
     def _report_lost(self, exchange: RequestExchange) -> None:
         """Report a request that the next session may send."""
         line = exchange.body.text.decode("utf-8", "replace") + "\n" if exchange.body.size < LONGEST_REPEATED else ""
-        self._report(exchange, NoAnswer("CONNECTION_LOST", Fate.NOT_SENT, self._why_lost), line)
+        self._report(exchange, NoAnswer("CONNECTION_LOST", ResponseFate.NOT_SENT, self._why_lost), line)
 
     def _lose_session(self, exchange: RequestExchange | None = None) -> None:
         """End this process, so that it is started again and the client is greeted anew."""
@@ -194,7 +194,7 @@ class HttpClient:
             is_first, self._is_lost = not self._is_lost, True
             others = [each for each in self._open.values() if each is not exchange]
         if is_first:
-            self._output.write_line(AdapterReport(None, "CONNECTION_LOST", Fate.LOST, self._why_lost).to_line())
+            self._output.write_line(AdapterReport(None, "CONNECTION_LOST", ResponseFate.LOST, self._why_lost).to_line())
         if exchange is not None:
             self._report_lost(exchange)
         if is_first:

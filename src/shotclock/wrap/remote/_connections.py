@@ -17,7 +17,7 @@ from ...supervise.clock import monotonic_ns
 from .._lines import READ_SIZE
 from ._events import CollectedMessage, MessageTooLarge
 from ._headers import HeaderTexts
-from .endpoint import Endpoint, Fate, read_url
+from .endpoint import Endpoint, ResponseFate, read_url
 
 CONNECT_LIMIT_S = 10.0
 # Most servers close a connection after 5 s without a request. One that is closed meanwhile would lose the request.
@@ -35,7 +35,7 @@ _BROKEN = (OSError, http.client.HTTPException, ValueError)
 class NoAnswer(Exception):
     """A request that the server did not answer: a code, the fate of the request, and the end of a sentence."""
 
-    def __init__(self, code: str, fate: Fate, why: str) -> None:
+    def __init__(self, code: str, fate: ResponseFate, why: str) -> None:
         super().__init__(why)
         self.code = code
         self.fate = fate
@@ -105,7 +105,7 @@ class HttpResponse:
                 raise http.client.IncompleteRead(b"")
         except _BROKEN as error:
             self.close()
-            raise NoAnswer("CONNECTION_LOST", Fate.LOST, _explain_loss(error)) from None
+            raise NoAnswer("CONNECTION_LOST", ResponseFate.LOST, _explain_loss(error)) from None
         return piece
 
     def collect(self, most: int | None = None) -> CollectedMessage:
@@ -166,7 +166,7 @@ class HttpLink:
                 exchange.hold(None)
                 connection.close()
                 if exchange.has_sent.is_set():
-                    raise NoAnswer("CONNECTION_LOST", Fate.LOST, _explain_loss(error)) from None
+                    raise NoAnswer("CONNECTION_LOST", ResponseFate.LOST, _explain_loss(error)) from None
                 if kept is None or exchange.is_aborted:
                     raise self._unreachable(error) from None
                 continue  # the server closed an idle connection, and cannot begin with a part of a request
@@ -201,11 +201,11 @@ class HttpLink:
         try:
             target = read_url(there)
         except ValueError:
-            raise NoAnswer("HTTP_STATUS", Fate.REFUSED, f"{why} no address") from None
+            raise NoAnswer("HTTP_STATUS", ResponseFate.REFUSED, f"{why} no address") from None
         is_here = target.origin == self.endpoint.origin and not urlsplit(there).username
         if response.status not in (307, 308) or not is_here or is_last:
             why = f"{why} {target.shown}, which is not followed: use that address in --url"
-            raise NoAnswer("HTTP_STATUS", Fate.REFUSED, why)
+            raise NoAnswer("HTTP_STATUS", ResponseFate.REFUSED, why)
         self._path = target.path
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -232,7 +232,7 @@ class HttpLink:
 
     def _unreachable(self, error: Exception) -> NoAnswer:
         why = f"could not be reached at {self.endpoint.shown}{self._via}: {_explain_unreachable(error)}"
-        return NoAnswer("CONNECT_FAILED", Fate.NOT_SENT, why)
+        return NoAnswer("CONNECT_FAILED", ResponseFate.NOT_SENT, why)
 
     def keep(self, connection: http.client.HTTPConnection) -> None:
         """Keep a connection for the next request."""

@@ -13,7 +13,7 @@ from .._messages import JsonObject, Key, RpcMessage, encode, error_of, read_line
 from ._connections import Exchange, HttpLink, HttpResponse, NoAnswer, OutgoingRequest
 from ._events import CollectedMessage, EventReader, MessageTooLarge
 from ._headers import EVENT_TYPE, JSON_TYPE, LAST_EVENT_ID, SESSION, ConversationHeaders, HeaderTexts
-from .endpoint import Fate
+from .endpoint import ResponseFate
 
 STDERR = 2
 
@@ -99,9 +99,9 @@ class HttpRequests:
         else:
             kind = f" as {response.kind}" if response.kind else ""
             why = f"gave no answer that can be read: {self._describe(response, response.collect(LONGEST_ERROR))}{kind}"
-            raise NoAnswer("HTTP_STATUS", Fate.FAILED, why)
+            raise NoAnswer("HTTP_STATUS", ResponseFate.FAILED, why)
         if not exchange.is_answered:
-            raise NoAnswer("CONNECTION_LOST", Fate.LOST, "ended its answer without a result")
+            raise NoAnswer("CONNECTION_LOST", ResponseFate.LOST, "ended its answer without a result")
 
     def post(self, headers: HeaderTexts, body: CollectedMessage, within_s: float) -> str:
         """Send a notification or an answer. Return why the server refused it, if it did. Raises NoAnswer."""
@@ -125,7 +125,7 @@ class HttpRequests:
         elif status in (401, 403):
             hint = "pass a token with --header 'Authorization: Bearer ${TOKEN}'; OAuth is not done here"
             code = "AUTH_REQUIRED" if status == 401 else "PERMISSION_DENIED"
-            raise NoAnswer(code, Fate.REFUSED, f"denies access: {shown}; {hint}")
+            raise NoAnswer(code, ResponseFate.REFUSED, f"denies access: {shown}; {hint}")
         elif refusal is not None:
             error = error_of(refusal)
             may_learn = exchange.is_call and not exchange.has_learned and error.get("code") == HEADER_MISMATCH
@@ -138,7 +138,7 @@ class HttpRequests:
             self._answer_error(exchange, {"code": METHOD_NOT_FOUND, "message": f"the server answered: {shown}"})
         else:
             code = "RATE_LIMITED" if status == 429 else "HTTP_STATUS"
-            fate = Fate.REFUSED if status in _NOT_BEGUN else Fate.FAILED
+            fate = ResponseFate.REFUSED if status in _NOT_BEGUN else ResponseFate.FAILED
             raise NoAnswer(code, fate, f"answered with {shown}")
 
     def _learn_tools(self, exchange: RequestExchange) -> bool:
@@ -206,7 +206,7 @@ class HttpRequests:
                 return
             is_wanted = not exchange.is_cancelled and not exchange.is_modern
             if not reader.last_id or not is_wanted or failed > MOST_RESUMPTIONS:
-                raise NoAnswer("CONNECTION_LOST", Fate.LOST, why)
+                raise NoAnswer("CONNECTION_LOST", ResponseFate.LOST, why)
             exchange.ended.wait(_retry_s(reader, failed))
 
     def listen(self) -> None:

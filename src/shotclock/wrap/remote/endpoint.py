@@ -105,7 +105,7 @@ def read_header(text: str) -> tuple[str, str]:
     return name, content
 
 
-class Fate(StrEnum):
+class ResponseFate(StrEnum):
     """The fate of a request that was not answered."""
 
     NOT_SENT = "was not sent"
@@ -120,7 +120,7 @@ class AdapterReport:
 
     id: object
     code: str
-    fate: Fate
+    fate: ResponseFate
     why: str  # the end of a sentence that begins with the server
     line: str = ""  # a request that may be sent in the next session
 
@@ -134,4 +134,4 @@ class AdapterReport:
         if not line.startswith(_REPORT):
             return None
         id, code, fate, why, text = json.loads(line[len(_REPORT) :])
-        return cls(id, code, Fate(fate), why, text)
+        return cls(id, code, ResponseFate(fate), why, text)
