@@ -115,7 +115,7 @@ def spellings_of(parameter: Option) -> list[list[str]]:
 
 
 def subsets_of(command: Subcommand, size: int, chance: random.Random) -> Iterator[list[str]]:
-    for some in itertools.combinations(command.options, size):
+    for some in itertools.combinations(command.own, size):
         for _ in range(1 if size != 1 else 3):
             yield [word for each in some for word in chance.choice(spellings_of(each))]
 

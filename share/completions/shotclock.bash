@@ -21,12 +21,12 @@ _shotclock() {
         "/exec") [[ $current == -* ]] && words="--timeout --soft --stop-signal --idle --input-wait --grace --overtime --wind-down --cwd --env --no-stdin --stdin --quiet-env --no-quiet-env --leave-children --json --report --output-limit --detach --name --lifetime --ready-port --ready-output --ready-url --ready-within --owner --budget --format --help" || words="" ;;
         "/timeout") [[ $current == -* ]] && words="--kill-after --signal --verbose --foreground --preserve-status --version --help" || words="" ;;
         "/job") [[ $current == -* ]] && words="--format --help" || words="list status wait extend stop cancel logs restart" ;;
-        "/job/list") [[ $current == -* ]] && words="--active --json --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
-        "/job/status") [[ $current == -* ]] && words="--json --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
-        "/job/wait") [[ $current == -* ]] && words="--budget --json --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
-        "/job/extend") [[ $current == -* ]] && words="--json --step --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
-        "/job/stop") [[ $current == -* ]] && words="--within --reason --json --step --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
-        "/job/cancel") [[ $current == -* ]] && words="--json --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
+        "/job/list") [[ $current == -* ]] && words="--active --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --json --format --help" || words="" ;;
+        "/job/status") [[ $current == -* ]] && words="--on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --json --format --help" || words="" ;;
+        "/job/wait") [[ $current == -* ]] && words="--budget --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --json --format --help" || words="" ;;
+        "/job/extend") [[ $current == -* ]] && words="--step --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --json --format --help" || words="" ;;
+        "/job/stop") [[ $current == -* ]] && words="--within --reason --step --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --json --format --help" || words="" ;;
+        "/job/cancel") [[ $current == -* ]] && words="--on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --json --format --help" || words="" ;;
         "/job/logs") [[ $current == -* ]] && words="--follow --since --lines --json --format --help" || words="" ;;
         "/job/restart") [[ $current == -* ]] && words="--json --format --help" || words="" ;;
         "/serve") [[ $current == -* ]] && words="--http --files --require-token --issuer --resource --audience --require-scope --operation-timeout --operation-timeout-ms --pass-header --result-limit --elicitation --reload --json --install --remove --user --project --name --yes --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="ui shell" ;;
@@ -34,7 +34,7 @@ _shotclock() {
         "/mcp") [[ $current == -* ]] && words="--format --help" || words="tools call log" ;;
         "/mcp/tools") [[ $current == -* ]] && words="--config --json --timeout --format --help" || words="" ;;
         "/mcp/call") [[ $current == -* ]] && words="--arg --json-args --config --json --timeout --format --help" || words="" ;;
-        "/mcp/log") [[ $current == -* ]] && words="--server --tool --running --failed --timeouts --slowest --since --limit --json --timeout --format --help" || words="" ;;
+        "/mcp/log") [[ $current == -* ]] && words="--server --tool --running --failed --timeouts --slowest --since --limit --timeout --json --format --help" || words="" ;;
         "/new") [[ $current == -* ]] && words="--format --help" || words="tool" ;;
         "/new/tool") [[ $current == -* ]] && words="--folder --json --format --help" || words="" ;;
         "/ui") [[ $current == -* ]] && words="--format --help" || words="exec open snapshot click type press select hover upload scroll read tabs dialog screenshot wait wait-for-nav sleep devices start stop" ;;
@@ -56,13 +56,13 @@ _shotclock() {
         "/ui/wait-for-nav") [[ $current == -* ]] && words="--app --ref --text --text-contains --id --role --label --css --url --timeout --device --validate-only --dry-run --json --format --help" || words="" ;;
         "/ui/sleep") [[ $current == -* ]] && words="--timeout --device --validate-only --dry-run --json --format --help" || words="" ;;
         "/ui/devices") [[ $current == -* ]] && words="--json --format --help" || words="" ;;
-        "/ui/start") [[ $current == -* ]] && words="--device --json --idle --format --help" || words="" ;;
-        "/ui/stop") [[ $current == -* ]] && words="--device --json --all --format --help" || words="" ;;
+        "/ui/start") [[ $current == -* ]] && words="--device --idle --json --format --help" || words="" ;;
+        "/ui/stop") [[ $current == -* ]] && words="--device --all --json --format --help" || words="" ;;
         "/run") [[ $current == -* ]] && words="--timeout --input --run-id --resume --rerun-failed --from --events --output --output-file --budget --follow --quiet --force --only --tags --skip --queue --heartbeat --json --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
-        "/check") [[ $current == -* ]] && words="--run-timeout --json --timeout --format --help" || words="" ;;
-        "/plan") [[ $current == -* ]] && words="--run-timeout --json --timeout --format --help" || words="" ;;
-        "/logs") [[ $current == -* ]] && words="--follow --attempt --json --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
-        "/report") [[ $current == -* ]] && words="--html --open --output --output-file --json --timeout --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
+        "/check") [[ $current == -* ]] && words="--run-timeout --timeout --json --format --help" || words="" ;;
+        "/plan") [[ $current == -* ]] && words="--run-timeout --timeout --json --format --help" || words="" ;;
+        "/logs") [[ $current == -* ]] && words="--follow --attempt --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --json --format --help" || words="" ;;
+        "/report") [[ $current == -* ]] && words="--html --open --output --output-file --timeout --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --json --format --help" || words="" ;;
         "/agent") [[ $current == -* ]] && words="--format --help" || words="install status remove hook" ;;
         "/agent/install") [[ $current == -* ]] && words="--user --project --approvals --accept-allow --yes --json --format --help" || words="" ;;
         "/agent/status") [[ $current == -* ]] && words="--json --format --help" || words="" ;;
@@ -82,21 +82,21 @@ _shotclock() {
         "/inbox/check") [[ $current == -* ]] && words="--wait --json --format --help" || words="" ;;
         "/inbox/withdraw") [[ $current == -* ]] && words="--as --json --format --help" || words="" ;;
         "/demo") [[ $current == -* ]] && words="--scene --fast --help" || words="" ;;
-        "/doctor") [[ $current == -* ]] && words="--sweep --trace --json --timeout --format --help" || words="ui" ;;
-        "/advise") [[ $current == -* ]] && words="--step --runs --json --timeout --format --help" || words="" ;;
+        "/doctor") [[ $current == -* ]] && words="--sweep --trace --timeout --json --format --help" || words="ui" ;;
+        "/advise") [[ $current == -* ]] && words="--step --runs --timeout --json --format --help" || words="" ;;
         "/completion") [[ $current == -* ]] && words="--json --format --help" || words="bash zsh fish" ;;
         "/engine") [[ $current == -* ]] && words="--port --db --ui --json --format --help" || words="dev" ;;
-        "/errors") [[ $current == -* ]] && words="--json --timeout --format --help" || words="" ;;
+        "/errors") [[ $current == -* ]] && words="--timeout --json --format --help" || words="" ;;
         "/import") [[ $current == -* ]] && words="--output --force --json --timeout --format --help" || words="" ;;
-        "/notify") [[ $current == -* ]] && words="--json --timeout --format --help" || words="test" ;;
-        "/overtime") [[ $current == -* ]] && words="--by --reason --json --timeout --format --help" || words="" ;;
-        "/prune") [[ $current == -* ]] && words="--older-than --keep --max-size --dry-run --reset --json --timeout --format --help" || words="" ;;
-        "/schema") [[ $current == -* ]] && words="--json --timeout --format --help" || words="" ;;
+        "/notify") [[ $current == -* ]] && words="--timeout --json --format --help" || words="test" ;;
+        "/overtime") [[ $current == -* ]] && words="--by --reason --timeout --json --format --help" || words="" ;;
+        "/prune") [[ $current == -* ]] && words="--older-than --keep --max-size --dry-run --reset --timeout --json --format --help" || words="" ;;
+        "/schema") [[ $current == -* ]] && words="--timeout --json --format --help" || words="" ;;
         "/token") [[ $current == -* ]] && words="--format --help" || words="create list revoke" ;;
         "/token/create") [[ $current == -* ]] && words="--role --ttl --json --format --help" || words="" ;;
         "/token/list") [[ $current == -* ]] && words="--json --format --help" || words="" ;;
         "/token/revoke") [[ $current == -* ]] && words="--json --format --help" || words="" ;;
-        "/worker") [[ $current == -* ]] && words="--queue --max-parallel --folder --drain --json --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --format --help" || words="" ;;
+        "/worker") [[ $current == -* ]] && words="--queue --max-parallel --folder --drain --on --tls --tls-ca-path --tls-cert-path --tls-key-path --tls-server-name --api-key-file --json --format --help" || words="" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$current"))
 }

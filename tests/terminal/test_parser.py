@@ -12,13 +12,10 @@ from shotclock.apps import cli as app_cli
 from shotclock.main import INDEX, load
 from shotclock.terminal.parser import (
     CommandTable,
+    Option,
     ParsedLine,
     Subcommand,
-    argument,
     command_help,
-    duration,
-    flag,
-    option,
     read,
     read_command,
     table_help,
@@ -55,17 +52,21 @@ DEMO = CommandTable(
             "copy",
             "Copy one thing to another.",
             (
-                argument("source", "From here.", missing="missing SOURCE"),
-                argument("target", "To there."),
-                option("--limit", "N", "So many.", read=whole_number, default="3"),
-                option("--tag", "TEXT", "A mark.", repeats=True),
-                option("--mode", "MODE", "How.", choices=("fast", "slow")),
-                duration("--idle", "So long."),
-                flag("--deep", "All of it.", negatable=True),
-                flag("--json", "As JSON."),
+                Option.argument("source", "From here.", missing="missing SOURCE"),
+                Option.argument("target", "To there."),
+                Option.taking("--limit", "N", "So many.", read=whole_number, default="3"),
+                Option.taking("--tag", "TEXT", "A mark.", repeats=True),
+                Option.taking("--mode", "MODE", "How.", choices=("fast", "slow")),
+                Option.duration("--idle", "So long."),
+                Option.flag("--deep", "All of it.", negatable=True),
+                Option.flag("--json", "As JSON."),
             ),
         ),
-        Subcommand("check", "Look.", (flag("--limit", "Here it has no value."), option("--deep", "N", "Here it has."))),
+        Subcommand(
+            "check",
+            "Look.",
+            (Option.flag("--limit", "Here it has no value."), Option.taking("--deep", "N", "Here it has.")),
+        ),
     ),
     has_version=True,
 )
@@ -160,7 +161,7 @@ def test_the_value_of_an_unknown_option_is_no_argument() -> None:
 
 
 def test_a_required_option_that_is_misspelt_is_not_missing_as_well() -> None:
-    table = CommandTable("t", "", (Subcommand("go", "", (option("--title", "T", missing="missing --title"),)),))
+    table = CommandTable("t", "", (Subcommand("go", "", (Option.taking("--title", "T", missing="missing --title"),)),))
     assert [mistake["field"] for mistake in reading_of("go --titel x", table).mistakes] == ["--titel"]
 
 
@@ -174,7 +175,9 @@ def test_help_can_be_asked_for_at_every_level(line: str) -> None:
 
 
 def test_an_argument_given_by_its_name_does_not_move_the_others() -> None:
-    table = CommandTable("t", "", (Subcommand("go", "", tuple(option(f"--{x}", "X", by_place=True) for x in "abc")),))
+    table = CommandTable(
+        "t", "", (Subcommand("go", "", tuple(Option.taking(f"--{x}", "X", by_place=True) for x in "abc")),)
+    )
     assert reading_of("go 1 2 --c 3", table).typed == {"a": "1", "b": "2", "c": "3"}
     assert reading_of("go --b 2 1", table).typed == {"a": "1", "b": "2"}
     for line in ("go --a 1 2", "go 2 --a 1"):
@@ -216,7 +219,7 @@ def test_the_help_of_every_command_names_each_of_its_options() -> None:
             text = command_help(table.name, command)
             assert text.startswith(f"Usage: {table.name} {command.name} ")
             assert max(map(len, text.splitlines())) <= 110, text
-            for each in command.options:
+            for each in command.own:
                 assert (each.name if each.name[:2] == "--" else each.name.upper()) in text
 
 
@@ -230,7 +233,7 @@ def test_every_option_has_a_help_text() -> None:
     for name in INDEX:
         found = load(name)
         for command in found.commands if isinstance(found, CommandTable) else [found]:
-            assert all(each.help for each in command.options), (name, command.name)
+            assert all(each.help for each in command.own), (name, command.name)
 
 
 def test_common_command_lines_are_understood() -> None:
@@ -265,7 +268,7 @@ VALUES = st.one_of(
 def lines(draw: st.DrawFn) -> tuple[str, list[str]]:
     table = draw(st.sampled_from(list(TABLES)))
     command = draw(st.sampled_from(TABLES[table].commands))
-    names = [parameter.name for parameter in command.options]
+    names = [parameter.name for parameter in command.own]
     typed = st.sampled_from([*names * 3, "--json", "--timeout", "--as", "-j", "--js", "--help"])
     piece = st.one_of(
         st.tuples(typed),
@@ -289,17 +292,17 @@ def test_whatever_is_typed_is_read_to_its_end_and_every_mistake_has_a_field_and_
     for mistake in reading.mistakes:
         assert set(mistake) == {"field", "message"} and mistake["field"] and mistake["message"]
     json.dumps(reading.mistakes)
-    known = {parameter.key for parameter in reading.command.options}
+    known = {parameter.key for parameter in reading.command.own}
     assert reading.typed.keys() <= known | {reading.command.rest}
 
 
 @given(st.lists(st.text(min_size=1, max_size=4), max_size=4))
 def test_what_comes_behind_two_dashes_is_never_an_option(words: list[str]) -> None:
-    command = Subcommand("take", "", (argument("words", repeats=True), flag("--deep")))
+    command = Subcommand("take", "", (Option.argument("words", repeats=True), Option.flag("--deep")))
     assert read(command, ["--", *words], hint="").typed == ({"words": words} if words else {})
 
 
 @given(st.text(max_size=6))
 def test_a_value_with_an_equals_sign_is_taken_as_it_is(text: str) -> None:
-    command = Subcommand("take", "", (option("--name", "TEXT"),))
+    command = Subcommand("take", "", (Option.taking("--name", "TEXT"),))
     assert read(command, [f"--name={text}"], hint="").typed == {"name": text}

@@ -11,8 +11,8 @@ from ..calls.call import Outcome
 from ..core.errors import Ending
 from ..core.visible_text import visible
 from ..terminal.drawing import styled
-from ..terminal.parser import CommandTable, Subcommand, argument, flag
-from ..terminal.subcommand import JSON, ChildWork, Mistaken, drawn
+from ..terminal.parser import CommandTable, Option, Subcommand
+from ..terminal.subcommand import ChildWork, Mistaken, drawn
 from ._status import describe
 from .config_files import SCOPE, YES, change_file, draw_change
 from .install import plan_install, plan_remove, write_plan
@@ -89,29 +89,29 @@ COMMANDS = {
                 "install",
                 "Show the change of the agent's configuration, ask, and write it.",
                 (
-                    argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
+                    Option.argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
                     *SCOPE,
-                    flag("--approvals", "Send the agent's permission requests to the inbox (claude, copilot)."),
-                    flag("--accept-allow", "Accept that rules for single commands stop working (codex, copilot)."),
+                    Option.flag("--approvals", "Send the agent's permission requests to the inbox (claude, copilot)."),
+                    Option.flag(
+                        "--accept-allow", "Accept that rules for single commands stop working (codex, copilot)."
+                    ),
                     YES,
-                    JSON,
                 ),
                 _run_install,
             ),
             Subcommand(
                 "status",
                 "Show where shotclock is installed, and whether it has an effect there.",
-                (argument("name", f"Only this agent: {_NAMES}."), JSON),
+                (Option.argument("name", f"Only this agent: {_NAMES}."),),
                 _run_status,
             ),
             Subcommand(
                 "remove",
                 "Restore the configuration as it was before the installation.",
                 (
-                    argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
+                    Option.argument("name", f"The agent: {_NAMES}.", missing=f"missing NAME of the agent: {_NAMES}"),
                     *SCOPE,
                     YES,
-                    JSON,
                 ),
                 _run_remove,
             ),

@@ -30,7 +30,7 @@ from ..core.visible_text import visible
 from ..store.home import FILE_MODE, make_private_directory, state_home
 from ..terminal.drawing import Draw
 from ..terminal.output import ask_person, is_terminal, raise_on_stop, write_quietly
-from ..terminal.parser import flag
+from ..terminal.parser import Option
 from ..terminal.subcommand import TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer
 from .config_editor import ConfigEditor, ConfigSyntax
 
@@ -46,10 +46,10 @@ NEW_FILE_MODE = 0o666  # less the umask
 
 # The options of every installer.
 SCOPE = (
-    flag("--user", "Change the configuration of this user, for all projects (the default)."),
-    flag("--project", "Change the configuration of the project in this folder.", excludes=("--user",)),
+    Option.flag("--user", "Change the configuration of this user, for all projects (the default)."),
+    Option.flag("--project", "Change the configuration of the project in this folder.", excludes=("--user",)),
 )
-YES = flag("--yes", "Do not ask.")
+YES = Option.flag("--yes", "Do not ask.")
 
 
 @value

@@ -52,17 +52,13 @@ from ..terminal.parser import (
     ParsedLine,
     Subcommand,
     command_help,
-    duration,
-    flag,
     help_width,
     number_between,
-    option,
     read_command,
     table_help,
 )
 from ..terminal.results import ProgressBar, render_value, show_item
 from ..terminal.subcommand import (
-    JSON,
     Mistaken,
     answer_at_once,
     deliver,
@@ -71,7 +67,6 @@ from ..terminal.subcommand import (
     read_budget_ms,
     run_subcommand,
     run_table,
-    timeout_option,
 )
 from ._manifest import CONFIRM_FLAG, build_manifest, choices_of, flag_name, option_flags, resolve_schema
 
@@ -136,7 +131,7 @@ def _main(app: CommandLineApp, catalogue: Catalogue, table: CommandTable, line: 
 def table_of(catalogue: Catalogue) -> CommandTable:
     commands = [_describe_command(spec) for spec in catalogue.commands]
     summary = "Describe every command, flag and exit code, for programs."
-    commands.append(Subcommand("manifest", summary, (JSON, timeout_option())))
+    commands.append(Subcommand("manifest", summary, (Option.json(), Option.timeout())))
     if any(spec.interruption for spec in catalogue.commands):
         summary = "List, inspect, wait for, extend and stop work that outlives its caller."
         commands.append(Subcommand("job", summary, main=lambda words: _run_job(catalogue, words)))
@@ -191,20 +186,20 @@ def _describe_command(spec: CommandSpec) -> Subcommand:
     for secret in spec.secrets:  # there is no option for its value: every user sees command lines
         text = f"File with the secret, - for stdin [else: {secret.variable}]"
         name = f"--{flag_name(secret.name)}-file"
-        parameters.append(option(name, "FILE", text, key=name, heading="Parameters"))
+        parameters.append(Option.taking(name, "FILE", text, key=name, heading="Parameters"))
     parameters.sort(key=lambda parameter: not parameter.by_place)
     default = format_duration(spec.clocks.timeout_ms) if spec.clocks.timeout_ms else "none"
     common = [
-        duration("--timeout", f"Stop the work after this time (500ms, 30s, 5m; 0: none). [{default}]"),
-        JSON,
-        flag("--debug", "Add the traceback of an exception to the envelope."),
+        Option.duration("--timeout", f"Stop the work after this time (500ms, 30s, 5m; 0: none). [{default}]"),
+        Option.json(),
+        Option.flag("--debug", "Add the traceback of an exception to the envelope."),
     ]
     for name, described in option_flags(spec).items():
         if described["type"] == "boolean":
-            common.append(flag(f"--{name}", described["description"]))
+            common.append(Option.flag(f"--{name}", described["description"]))
         else:
             metavar, read = _VALUES.get(name, ("TEXT", None))
-            common.append(option(f"--{name}", metavar, described["description"], read=read))
+            common.append(Option.taking(f"--{name}", metavar, described["description"], read=read))
     taken = {parameter.name for parameter in parameters}
     own = [replace(each, key=each.name, is_outer=each.name in taken) for each in common]
     outer = [replace(each, heading="Options before the command") for each in own if each.is_outer]
@@ -224,10 +219,10 @@ _VALUES = {
 def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, is_required: bool) -> Option:
     flag_text, text, kind = f"--{flag_name(name)}", _describe_schema(schema, is_required), schema.get("type")
     if kind == "boolean":
-        return flag(flag_text, text, negatable=True, default=None, key=name, heading="Parameters")
+        return Option.flag(flag_text, text, negatable=True, default=None, key=name, heading="Parameters")
     suggestions = tuple(choices_of(schema) or choices_of(schema.get("items", {})) or ())
     metavar = {"integer": "N", "number": "N", "object": "JSON", "array": "ITEM"}.get(str(kind), "TEXT")
-    return option(
+    return Option.taking(
         flag_text,
         metavar,
         text,

@@ -30,8 +30,8 @@ from ..store.store import Store
 from ..supervise.clock import wall_time
 from ..supervise.owner import find_agent_mark
 from ..terminal.output import confirm, is_terminal, raise_on_stop
-from ..terminal.parser import CommandTable, Subcommand, argument, duration, flag, number_between, option
-from ..terminal.subcommand import JSON, TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer
+from ..terminal.parser import CommandTable, Option, Subcommand
+from ..terminal.subcommand import TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer
 from ._inbox_drawing import draw_inbox, draw_proposal
 
 if TYPE_CHECKING:
@@ -334,11 +334,17 @@ def _read_asker(text: str) -> str:
     return text
 
 
-_ID = argument("proposal-id", "The proposal.", missing="missing proposal id; see `shotclock inbox list`")
+_ID = Option.argument("proposal-id", "The proposal.", missing="missing proposal id; see `shotclock inbox list`")
 _ENGINE = engine_options("Proposals of runs on Temporal: temporal://HOST:PORT[/NAMESPACE].")
-_NOTES = option("--notes", "TEXT", "A note for the asker.", default="")
-_LIMIT = option("--limit", "N", "List at most this many.", default="50", read=number_between(1, MOST_LISTED))
-_WAIT = duration(
+_NOTES = Option.taking("--notes", "TEXT", "A note for the asker.", default="")
+_LIMIT = Option.number(
+    "--limit",
+    "List at most this many.",
+    1,
+    MOST_LISTED,
+    default="50",
+)
+_WAIT = Option.duration(
     "--wait",
     "Wait this long for the decision, instead of SHOTCLOCK_RESPONSE_TIMEOUT (a duration), else "
     "SUPERVISE_RESPONSE_TIMEOUT_SECONDS, else 30s; 0 does not wait. Never longer than the caller's own deadline.",
@@ -348,8 +354,8 @@ _VERBS = (
         "list",
         "List the proposals that wait for a decision, the last changed first.",
         (
-            flag("--all", "List decided, expired and withdrawn proposals as well."),
-            option(
+            Option.flag("--all", "List decided, expired and withdrawn proposals as well."),
+            Option.taking(
                 "--status",
                 "STATUS",
                 "List only these: pending, approved, modified, rejected, expired or withdrawn.",
@@ -358,14 +364,13 @@ _VERBS = (
             ),
             _LIMIT,
             *_ENGINE,
-            JSON,
         ),
         _run_list,
     ),
     Subcommand(
         "show",
         "Show a proposal: the action, the reason, the change to the file, and its history.",
-        (_ID, *_ENGINE, JSON),
+        (_ID, *_ENGINE),
         _run_show,
     ),
     Subcommand(
@@ -374,11 +379,10 @@ _VERBS = (
         (
             _ID,
             _NOTES,
-            option(
+            Option.taking(
                 "--answer", "TEXT", 'The answer to a question: one of its choices, or any text if it has none ["yes"].'
             ),
             *_ENGINE,
-            JSON,
         ),
         _run_approve,
     ),
@@ -387,19 +391,22 @@ _VERBS = (
         "Edit the proposed file or arguments (as JSON), and approve the result.",
         (
             _ID,
-            option(
+            Option.taking(
                 "--file", "FILE", "The file with the new text. Without it, $VISUAL or $EDITOR is opened, at a terminal."
             ),
             _NOTES,
             *_ENGINE,
-            JSON,
         ),
         _run_modify,
     ),
     Subcommand(
         "reject",
         "Reject a proposal.",
-        (_ID, option("--notes", "TEXT", "The reason for the asker, and a better way.", default=""), *_ENGINE, JSON),
+        (
+            _ID,
+            Option.taking("--notes", "TEXT", "The reason for the asker, and a better way.", default=""),
+            *_ENGINE,
+        ),
         _run_reject,
     ),
     Subcommand(
@@ -407,46 +414,44 @@ _VERBS = (
         "Keep a proposal open for longer, as in `shotclock inbox extend ID 2h`.",
         (
             _ID,
-            argument(
+            Option.argument(
                 "by",
                 "The time to add.",
                 read=parse_duration_ms,
                 missing="missing BY: the time to add, as in `shotclock inbox extend ID 2h`",
             ),
-            JSON,
         ),
         _run_extend,
     ),
     Subcommand(
         "watch",
         "Show the waiting proposals, then every change and every reminder, until Ctrl-C.",
-        (duration("--for", "Stop after this time.", key="for_ms"), JSON),
+        (Option.duration("--for", "Stop after this time.", key="for_ms"),),
         partial(_run_waiting, "watch"),
     ),
     Subcommand(
         "audit",
         "Show the last entries of the audit trail, or all entries of one proposal.",
         (
-            argument("proposal-id", "The proposal."),
-            flag(
+            Option.argument("proposal-id", "The proposal."),
+            Option.flag(
                 "--verify",
                 "Check the trail: report each entry that was removed, changed or moved (exit 1), and each proposal or "
                 "token that differs from its entries.",
                 excludes=("proposal-id",),
             ),
-            flag(
+            Option.flag(
                 "--head",
                 "Show the number of entries and the hash of the last one. Keep it elsewhere.",
                 excludes=("proposal-id", "--verify"),
             ),
-            option(
+            Option.taking(
                 "--anchor",
                 "FILE",
                 "Append the head to this file. With --verify: check that the trail still has every head in the file.",
                 excludes=("proposal-id",),
             ),
             _LIMIT,
-            JSON,
         ),
         _run_audit,
     ),
@@ -454,10 +459,9 @@ _VERBS = (
         "serve",
         "Serve the operators' page and its API, without an App, until Ctrl-C.",
         (
-            option("--http", "HOST:PORT", "The address; port 0 is any free port.", default="127.0.0.1:8765"),
-            flag("--require-token", "Require an access token, also from this machine."),
+            Option.taking("--http", "HOST:PORT", "The address; port 0 is any free port.", default="127.0.0.1:8765"),
+            Option.flag("--require-token", "Require an access token, also from this machine."),
             *_ENGINE,
-            JSON,
         ),
         _run_serve,
     ),
@@ -465,38 +469,37 @@ _VERBS = (
         "propose",
         "Ask a person and wait for the decision for a short time. The identical call later returns it.",
         (
-            option(
+            Option.taking(
                 "--title",
                 "TEXT",
                 "The proposal or the question in one line; at most 200 characters.",
                 missing="missing --title: the proposal in one line",
             ),
-            option(
+            Option.taking(
                 "--file",
                 "FILE",
                 "The file with the whole proposed text (UTF-8, at most 1 MB). The approved text is returned in "
                 "data.file; nothing is written. Without it, the proposal is a question.",
             ),
-            option(
+            Option.taking(
                 "--current",
                 "FILE",
                 "The file that it would replace [the one of --file]; the operator sees the difference.",
                 needs="--file",
             ),
-            option("--choice", "TEXT", "A possible answer to a question.", repeats=True, excludes=("--file",)),
-            option("--justification", "TEXT", "The reason; at most 20,000 characters.", default=""),
-            duration("--ttl", "It expires after this time, and so does its decision [1 day]; 0 means never."),
-            duration("--remind", "Remind the operators this long before it expires."),
-            flag("--destructive", "The approval has to be confirmed by typing the title."),
+            Option.taking("--choice", "TEXT", "A possible answer to a question.", repeats=True, excludes=("--file",)),
+            Option.taking("--justification", "TEXT", "The reason; at most 20,000 characters.", default=""),
+            Option.duration("--ttl", "It expires after this time, and so does its decision [1 day]; 0 means never."),
+            Option.duration("--remind", "Remind the operators this long before it expires."),
+            Option.flag("--destructive", "The approval has to be confirmed by typing the title."),
             _WAIT,
-            option(
+            Option.taking(
                 "--idempotency-key",
                 "KEY",
                 "Calls with this key are one proposal; with other content it is KEY_REUSED. Without it, calls that "
                 "propose the same are one.",
             ),
-            option("--as", "NAME", "The asker [the user of this process].", read=_read_asker, key="asker"),
-            JSON,
+            Option.taking("--as", "NAME", "The asker [the user of this process].", read=_read_asker, key="asker"),
         ),
         partial(_run_waiting, "propose"),
         usage="--title TEXT [--file FILE [--current FILE]] [OPTIONS]",
@@ -505,14 +508,17 @@ _VERBS = (
     Subcommand(
         "check",
         "Show the state of a proposal, and wait for its decision for a short time.",
-        (_ID, _WAIT, JSON),
+        (_ID, _WAIT),
         partial(_run_waiting, "check"),
         epilogue=_ANSWERS,
     ),
     Subcommand(
         "withdraw",
         "Withdraw a proposal that is not decided yet.",
-        (_ID, option("--as", "NAME", "The asker that made the proposal.", read=_read_asker, key="asker"), JSON),
+        (
+            _ID,
+            Option.taking("--as", "NAME", "The asker that made the proposal.", read=_read_asker, key="asker"),
+        ),
         _run_withdraw,
     ),
 )

@@ -31,18 +31,8 @@ from ..supervise.command_task import CommandReport
 from ..supervise.kernel import can_see, is_alive
 from ..terminal.drawing import age, brief, short_size, styled, table, time_left, wrap_only
 from ..terminal.output import StopListener, write_quietly
-from ..terminal.parser import (
-    CommandTable,
-    Subcommand,
-    argument,
-    duration,
-    expand,
-    flag,
-    name_and_value,
-    number_between,
-    option,
-)
-from ..terminal.subcommand import JSON, Mistaken, deliver, draw_answer, looks, run_subcommand, timeout_option
+from ..terminal.parser import CommandTable, Option, Subcommand, expand, name_and_value
+from ..terminal.subcommand import Mistaken, deliver, draw_answer, looks, run_subcommand
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,16 +109,15 @@ LOG = Subcommand(
     "log",
     "List the calls of tools that passed through `shotclock wrap`.",
     options=(
-        option("--server", "NAME", "List only calls of this server: its --name, or the name of its program."),
-        option("--tool", "PATTERN", "List only calls of the tools of that name, as in 'read_*'."),
-        flag("--running", "List only calls that have not ended.", excludes=("--failed", "--timeouts")),
-        flag("--failed", "List only calls that failed, by an error of the tool or of Shotclock."),
-        flag("--timeouts", "List only calls that reached a limit."),
-        flag("--slowest", "The slowest first, instead of the newest."),
-        duration("--since", "List only calls that began within this time (1h, 7d)."),
-        option("--limit", "N", "List at most this many.", default="20", read=number_between(1, MOST_LISTED)),
-        JSON,
-        timeout_option(),
+        Option.taking("--server", "NAME", "List only calls of this server: its --name, or the name of its program."),
+        Option.taking("--tool", "PATTERN", "List only calls of the tools of that name, as in 'read_*'."),
+        Option.flag("--running", "List only calls that have not ended.", excludes=("--failed", "--timeouts")),
+        Option.flag("--failed", "List only calls that failed, by an error of the tool or of Shotclock."),
+        Option.flag("--timeouts", "List only calls that reached a limit."),
+        Option.flag("--slowest", "The slowest first, instead of the newest."),
+        Option.duration("--since", "List only calls that began within this time (1h, 7d)."),
+        Option.number("--limit", "List at most this many.", 1, MOST_LISTED, default="20"),
+        Option.timeout(),
     ),
     run=looks("mcp log", _list_calls, _draw_calls),
 )
@@ -412,8 +401,10 @@ def _main(name: str, run: Callable[..., Callable[[bool], int]], words: list[str]
     return run_subcommand(TABLE_NAME, command_of_verb, before)
 
 
-_SERVER = argument("server", "A name in the configuration. Left out if the command of the server follows after --.")
-_CONFIG = option("--config", "FILE", "The configuration of a client with the server, instead of ./.mcp.json.")
+_SERVER = Option.argument(
+    "server", "A name in the configuration. Left out if the command of the server follows after --."
+)
+_CONFIG = Option.taking("--config", "FILE", "The configuration of a client with the server, instead of ./.mcp.json.")
 _EPILOGUE = (
     "SERVER is a name in the configuration of a client (mcpServers in ./.mcp.json), or a command after --. It is "
     "started for this, and stopped afterwards with everything it has started."
@@ -422,7 +413,7 @@ VERBS = {
     "tools": Subcommand(
         "tools",
         "List the tools of an MCP server, which is started for it and gone afterwards.",
-        (_SERVER, _CONFIG, JSON, timeout_option("1m")),
+        (_SERVER, _CONFIG, Option.json(), Option.timeout("1m")),
         main=partial(_main, "tools", _run_tools),
         usage="SERVER [OPTIONS] | [OPTIONS] -- COMMAND [ARGUMENTS…]",
         epilogue=_EPILOGUE,
@@ -432,18 +423,20 @@ VERBS = {
         "Call one tool of an MCP server, which is started for it and gone afterwards.",
         (
             _SERVER,
-            argument("tool", "The tool to call."),
-            option(
+            Option.argument("tool", "The tool to call."),
+            Option.taking(
                 "--arg",
                 "NAME=TEXT",
                 "An argument of the tool. NAME:=JSON passes a number, a list or any other JSON.",
                 read=_read_argument,
                 repeats=True,
             ),
-            option("--json-args", "JSON", "All arguments as one JSON object.", default="{}", read=_read_arguments),
+            Option.taking(
+                "--json-args", "JSON", "All arguments as one JSON object.", default="{}", read=_read_arguments
+            ),
             _CONFIG,
-            JSON,
-            timeout_option("1m"),
+            Option.json(),
+            Option.timeout("1m"),
         ),
         main=partial(_main, "call", _run_call),
         usage="SERVER TOOL [OPTIONS] | TOOL [OPTIONS] -- COMMAND [ARGUMENTS…]",

@@ -16,8 +16,8 @@ from .._version import __version__
 from ..calls.call import Outcome
 from ..core.errors import Ending, Failure, SideEffects
 from ..terminal.output import write_quietly
-from ..terminal.parser import CommandTable, Subcommand, argument, option
-from ..terminal.subcommand import JSON, ChildWork, Mistaken
+from ..terminal.parser import CommandTable, Option, Subcommand
+from ..terminal.subcommand import ChildWork, Mistaken
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _TAKEN = sys.stdlib_module_names | {"shotclock", "tests"}
@@ -184,9 +184,8 @@ TOOL = Subcommand(
     "tool",
     "Write a package with a command line, an MCP server, tests and the configuration of clients.",
     (
-        argument("name", "Lower case words joined by hyphens.", missing="missing NAME, such as my-tool"),
-        option("--folder", "DIR", "The folder to write, which is new or empty. [NAME]"),
-        JSON,
+        Option.argument("name", "Lower case words joined by hyphens.", missing="missing NAME, such as my-tool"),
+        Option.taking("--folder", "DIR", "The folder to write, which is new or empty. [NAME]"),
     ),
     _run_tool,
 )

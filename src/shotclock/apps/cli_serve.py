@@ -13,7 +13,7 @@ from ..core.errors import Failure
 from ..core.value_types import replace
 from ..dispatch.engines import engine_options
 from ..terminal.output import say_line
-from ..terminal.parser import Subcommand, argument, duration, flag, option, positive_duration
+from ..terminal.parser import Option, Subcommand, positive_duration
 from ..terminal.subcommand import Mistaken, deliver, problem_in, run_subcommand, unstarted
 from .server.serve import Options, options_of, serve_inbox, serve_shell, serve_target
 from .server.shell_jobs import ShellLimits
@@ -92,15 +92,17 @@ SHELL = Subcommand(
     "shell",
     "Serve a shell whose commands always end, to an agent that has no hook for `exec`.",
     options=(
-        duration("--timeout", "The timeout of `run` where a call names none; 0 means no limit.", default="2m"),
-        duration("--idle", "Stop a command of `run` that writes nothing for this long; 0 means no limit.", default="0"),
-        duration(
+        Option.duration("--timeout", "The timeout of `run` where a call names none; 0 means no limit.", default="2m"),
+        Option.duration(
+            "--idle", "Stop a command of `run` that writes nothing for this long; 0 means no limit.", default="0"
+        ),
+        Option.duration(
             "--budget",
             "The longest wait of a call. Keep it below the timeout of the client, which is often 60 s.",
             default="45s",
             read=positive_duration,
         ),
-        option("--cwd", "DIR", "The folder of commands; a call may name another.", default="."),
+        Option.taking("--cwd", "DIR", "The folder of commands; a call may name another.", default="."),
     ),
     run=_serve_shell,
     description="Serve a shell as MCP tools, on stdin and stdout: run, start, logs, wait, send_input, stop and list. "
@@ -128,64 +130,68 @@ COMMANDS = {
     "serve": Subcommand(
         "serve",
         options=(
-            argument(
+            Option.argument(
                 "target",
                 "package.module:app or path/to/file.py:app (`:app` may be omitted; `:create()` calls the function that "
                 "makes the App); ui: browser and phone; shell: commands (`shotclock serve shell --help`).",
                 suggestions=("ui", "shell"),
                 missing="missing TARGET, such as tool.py:app (`shotclock inbox serve` serves the operators' page)",
             ),
-            option("--http", "HOST:PORT", "Serve over HTTP on this address; port 0 is any free port."),
-            option("--files", "DIR", "With the target ui: clients may upload the files of this folder, and no others."),
-            flag("--require-token", "With --http: require an access token, also from this machine."),
-            option(
+            Option.taking("--http", "HOST:PORT", "Serve over HTTP on this address; port 0 is any free port."),
+            Option.taking(
+                "--files", "DIR", "With the target ui: clients may upload the files of this folder, and no others."
+            ),
+            Option.flag("--require-token", "With --http: require an access token, also from this machine."),
+            Option.taking(
                 "--issuer",
                 "URL",
                 "With --http: also accept access tokens of this OAuth issuer, and require a token from every client.",
             ),
-            option(
+            Option.taking(
                 "--resource",
                 "URL",
                 "With --issuer: the URL by which clients reach /mcp. Default: the address of --http, on this machine.",
             ),
-            option("--audience", "NAME", "With --issuer: the `aud` that tokens must have. Default: the resource."),
-            option("--require-scope", "NAME", "With --issuer: a scope that tokens must have.", repeats=True),
-            option(
+            Option.taking(
+                "--audience", "NAME", "With --issuer: the `aud` that tokens must have. Default: the resource."
+            ),
+            Option.taking("--require-scope", "NAME", "With --issuer: a scope that tokens must have.", repeats=True),
+            Option.taking(
                 "--operation-timeout",
                 "D",
                 "The limit above every tool's own timeout, instead of the app's; 0 means no limit.",
             ),
-            option("--operation-timeout-ms", "N", "The same in milliseconds."),
-            option(
+            Option.taking("--operation-timeout-ms", "N", "The same in milliseconds."),
+            Option.taking(
                 "--pass-header",
                 "NAME",
                 "With --http: functions see this header of a request in ctx.headers. Not one with credentials.",
                 repeats=True,
             ),
-            option(
+            Option.taking(
                 "--result-limit",
                 "SIZE",
                 "Answer a call whose result is longer than this (64k, 1M), as JSON, with RESULT_TOO_LARGE.",
                 default="8M",
                 read=read_byte_count,
             ),
-            flag(
+            Option.flag(
                 "--elicitation",
                 "Let clients that can ask their user decide proposals that are not destructive. Nothing proves that a "
                 "person answered.",
             ),
-            flag(
+            Option.flag(
                 "--reload",
                 "Import the program anew when one of its files changes, and inform clients of changed lists. For "
                 "authors: memory shared by calls is lost.",
             ),
-            flag(
+            Option.flag(
                 "--json",
                 "Print the envelope of a refusal alone on stdout, also on a terminal. Without --json and --http it is "
                 "the last line of stderr, because stdout belongs to the protocol.",
                 key="json_only",
             ),
-            option(
+            Option.taking(
                 "--install",
                 "CLIENT",
                 "Do not serve: show the entry of this server in the configuration of an MCP client (claude, codex, "
@@ -193,17 +199,17 @@ COMMANDS = {
                 choices=INSTALLABLE,
                 excludes=("--http", "--on"),
             ),
-            option(
+            Option.taking(
                 "--remove",
                 "CLIENT",
                 "Do not serve: restore the configuration of the client as it was before --install.",
                 choices=INSTALLABLE,
                 excludes=("--install", "--http", "--on"),
             ),
-            flag("--user", "With --install and --remove: the configuration for all projects (the default)."),
-            flag("--project", "With --install and --remove: the one of this folder.", excludes=("--user",)),
-            option("--name", "NAME", "With --install and --remove: the server's name. Default: the App's."),
-            flag("--yes", "With --install and --remove: do not ask."),
+            Option.flag("--user", "With --install and --remove: the configuration for all projects (the default)."),
+            Option.flag("--project", "With --install and --remove: the one of this folder.", excludes=("--user",)),
+            Option.taking("--name", "NAME", "With --install and --remove: the server's name. Default: the App's."),
+            Option.flag("--yes", "With --install and --remove: do not ask."),
             *engine_options(
                 "With --http: show and decide the proposals of runs on Temporal as well: "
                 "temporal://HOST:PORT[/NAMESPACE]."

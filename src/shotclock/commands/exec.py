@@ -25,14 +25,12 @@ from ..supervise.runners import runners_folder
 from ..terminal.output import emit, emit_text, flush_quietly, say_line
 from ..terminal.parser import (
     Mistakes,
+    Option,
     Subcommand,
     command_help,
-    duration,
-    flag,
     help_width,
     name_and_value,
     number_between,
-    option,
     read,
 )
 
@@ -215,30 +213,30 @@ COMMAND = Subcommand(
     "exec",
     "Run one command with a timeout; if it hangs, kill everything it started.",
     (
-        duration(
+        Option.duration(
             "--timeout", "Kill the command after this time [10m]; a caller's own deadline still holds.", heading=_CLOCKS
         ),
-        duration(
+        Option.duration(
             "--soft",
             "Ask it to exit (SIGTERM, and SHOTCLOCK_STOP_FILE appears) after this time, before the timeout.",
             heading=_CLOCKS,
         ),
-        option(
+        Option.taking(
             "--stop-signal",
             "S",
             "Ask by this signal instead: INT, HUP, QUIT, USR1 or USR2.",
             read=_read_signal,
             heading=_CLOCKS,
         ),
-        duration("--idle", "Kill it after this time without output.", heading=_CLOCKS),
-        duration(
+        Option.duration("--idle", "Kill it after this time without output.", heading=_CLOCKS),
+        Option.duration(
             "--input-wait",
             "Kill it after a process has waited this long for input, on the terminal or on a stdin that only the "
             "caller can fill [none; 10s under a coding agent].",
             heading=_CLOCKS,
         ),
-        duration("--grace", "The time between SIGTERM and SIGKILL [5s].", heading=_CLOCKS),
-        option(
+        Option.duration("--grace", "The time between SIGTERM and SIGKILL [5s].", heading=_CLOCKS),
+        Option.taking(
             "--overtime",
             "WHO",
             "Ask whether it may take longer at the soft limit [3/4 of the timeout]: progress (while its output grows), "
@@ -247,12 +245,14 @@ COMMAND = Subcommand(
             "progress,budget=2m. A CMD with a comma in it needs the same keys as a JSON object.",
             heading=_CLOCKS,
         ),
-        duration("--wind-down", "The time to exit after the soft limit before it is killed [5s].", heading=_CLOCKS),
-        option("--cwd", "DIR", "Run in this directory.", heading=_INPUT),
-        option("--env", "K=V", "Set a variable.", read=name_and_value, repeats=True, heading=_INPUT),
-        flag("--no-stdin", "Give it an empty stdin instead of ours.", excludes=("--stdin",), heading=_INPUT),
-        flag("--stdin", "Give it our stdin, as is the default.", heading=_INPUT),
-        flag(
+        Option.duration(
+            "--wind-down", "The time to exit after the soft limit before it is killed [5s].", heading=_CLOCKS
+        ),
+        Option.taking("--cwd", "DIR", "Run in this directory.", heading=_INPUT),
+        Option.taking("--env", "K=V", "Set a variable.", read=name_and_value, repeats=True, heading=_INPUT),
+        Option.flag("--no-stdin", "Give it an empty stdin instead of ours.", excludes=("--stdin",), heading=_INPUT),
+        Option.flag("--stdin", "Give it our stdin, as is the default.", heading=_INPUT),
+        Option.flag(
             "--quiet-env",
             "Set variables that keep programs from asking, paging and colouring, if we have no value of our own for "
             "them [only where neither stdin nor stdout nor /dev/tty is a terminal].",
@@ -260,13 +260,13 @@ COMMAND = Subcommand(
             default=None,
             heading=_INPUT,
         ),
-        flag("--leave-children", "Do not kill processes that outlive the command.", heading=_INPUT),
-        flag(
+        Option.flag("--leave-children", "Do not kill processes that outlive the command.", heading=_INPUT),
+        Option.flag(
             "--json",
             "Print only the envelope on stdout, with the output in it. The exit code is meta.exit_code.",
             heading=_OUTPUT,
         ),
-        option(
+        Option.taking(
             "--report",
             "FORM",
             "The report on stderr at the end, without --json. line (the default): one line if we stopped the command "
@@ -275,28 +275,28 @@ COMMAND = Subcommand(
             excludes=("--json",),
             heading=_OUTPUT,
         ),
-        option(
+        Option.taking(
             "--output-limit",
             "N",
             "With --json: keep this many bytes of each stream (64k, 1M), head and tail [1M]; the rest goes to a file.",
             read=read_byte_count,
             heading=_OUTPUT,
         ),
-        flag(
+        Option.flag(
             "--detach",
             "Answer when the command is ready, and leave it running as a job until its lifetime or its owner ends, or "
             "`shotclock job stop`.",
             excludes=("--budget",),
             heading=_BACKGROUND,
         ),
-        option(
+        Option.taking(
             "--name",
             "NAME",
             "The name of the job, instead of its id. One of a name runs at a time.",
             heading=_BACKGROUND,
         ),
-        duration("--lifetime", "Stop it after this time [SHOTCLOCK_LIFETIME, else none].", heading=_BACKGROUND),
-        option(
+        Option.duration("--lifetime", "Stop it after this time [SHOTCLOCK_LIFETIME, else none].", heading=_BACKGROUND),
+        Option.taking(
             "--ready-port",
             "PORT",
             "It is ready when it listens on this port; another process on it does not count.",
@@ -304,25 +304,25 @@ COMMAND = Subcommand(
             excludes=("--ready-output", "--ready-url"),
             heading=_BACKGROUND,
         ),
-        option(
+        Option.taking(
             "--ready-output",
             "REGEX",
             "It is ready when a line of its output matches.",
             excludes=("--ready-url",),
             heading=_BACKGROUND,
         ),
-        option(
+        Option.taking(
             "--ready-url", "URL", "It is ready when a GET is answered with a status below 500.", heading=_BACKGROUND
         ),
-        duration("--ready-within", "Stop it if it is not ready by then [30s].", heading=_BACKGROUND),
-        option(
+        Option.duration("--ready-within", "Stop it if it is not ready by then [30s].", heading=_BACKGROUND),
+        Option.taking(
             "--owner",
             "WHO",
             "Stop it when this process ends: agent, terminal, parent, a pid, or none [the coding agent, else the "
             "terminal's session, else none].",
             heading=_BACKGROUND,
         ),
-        duration(
+        Option.duration(
             "--budget",
             "Wait this long. If it still runs then, answer with exit code 14; it continues as a job until its timeout.",
             heading=_BACKGROUND,

@@ -19,8 +19,8 @@ from ..store.jobs import Job
 from ..store.store import Store
 from ..supervise.clock import pause, wall_time
 from ..terminal.output import raise_on_stop, write_quietly
-from ..terminal.parser import Subcommand, argument, flag, option, whole_number
-from ..terminal.subcommand import JSON, TIMEOUT_MS, Mistaken, admit_call, conclude, deliver, run_subcommand
+from ..terminal.parser import Option, Subcommand, whole_number
+from ..terminal.subcommand import TIMEOUT_MS, Mistaken, admit_call, conclude, deliver, run_subcommand
 
 LINES = 100
 LOOK_S = 0.1  # between two looks at a log that is followed
@@ -43,17 +43,16 @@ COMMAND = Subcommand(
     "logs",
     "Print the output of a job: the last 100 lines, unless options say otherwise.",
     (
-        argument("job-id", "The job: its name, its id, or the beginning of its id.", missing="missing JOB-ID"),
-        flag("--follow", "-f: print further output until the job ends, always as text."),
-        option(
+        Option.argument("job-id", "The job: its name, its id, or the beginning of its id.", missing="missing JOB-ID"),
+        Option.flag("--follow", "-f: print further output until the job ends, always as text."),
+        Option.taking(
             "--since",
             "WHEN",
             "Print the output of the last 10m (a duration), or from line 120 on (a number). The last one or two "
             "million bytes are kept.",
             read=_read_since,
         ),
-        option("--lines", "N", "-n N: print the last N lines; 0 means all.", read=_read_count),
-        JSON,
+        Option.taking("--lines", "N", "-n N: print the last N lines; 0 means all.", read=_read_count),
     ),
     usage="JOB-ID [-f] [-n N] [--since WHEN]",
 )

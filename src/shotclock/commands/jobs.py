@@ -29,17 +29,8 @@ from ..store.store import Store
 from ..supervise.clock import monotonic_ns
 from ..supervise.environment import OVERTIME_VARIABLE
 from ..terminal.output import EarlyEnd, until_stopped, write_quietly
-from ..terminal.parser import CommandTable, Subcommand, argument, duration, flag, option, positive_duration
-from ..terminal.subcommand import (
-    JSON,
-    TIMEOUT_MS,
-    ChildWork,
-    admit_call,
-    conclude,
-    deliver,
-    read_budget_ms,
-    timeout_option,
-)
+from ..terminal.parser import CommandTable, Option, Subcommand, positive_duration
+from ..terminal.subcommand import TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, read_budget_ms
 from . import _background as background
 from . import job_logs
 
@@ -55,28 +46,28 @@ MOST_RUNS = 100
 # at most (workflow/run_context.CLEAN_UP_LIMIT_MS).
 _TIMEOUTS_MS = {"wait": 0, "cancel": 300_000 + TIMEOUT_MS}
 
-_JOB_ID = argument(
+_JOB_ID = Option.argument(
     "job-id", "The job: its name, its id, or the beginning of its id.", missing="missing JOB-ID; see `job list`"
 )
 _ORDERS = ("extend", "stop")
 _NO_DURATION = "missing BY: the time to add, as in `job extend JOB 30s`"
-_STEP = option("--step", "NAME", "Of a run: only this step of it.")
+_STEP = Option.taking("--step", "NAME", "Of a run: only this step of it.")
 _COMMANDS = (
     Subcommand(
         "list",
         "List the jobs, running ones first, then the newest.",
-        (flag("--active", "List only running jobs."), JSON),
+        (Option.flag("--active", "List only running jobs."),),
     ),
-    Subcommand("status", "Show the state and the progress of a job.", (_JOB_ID, JSON)),
+    Subcommand("status", "Show the state and the progress of a job.", (_JOB_ID,)),
     Subcommand(
         "wait",
         "Wait for a job and print its envelope, or INCOMPLETE when the budget is used up.",
-        (_JOB_ID, duration("--budget", "Wait this long (30s; on a terminal until the job ends)."), JSON),
+        (_JOB_ID, Option.duration("--budget", "Wait this long (30s; on a terminal until the job ends).")),
     ),
     Subcommand(
         "extend",
         "Give a running job or run more time.",
-        (_JOB_ID, argument("by", "The time to add (30s).", read=positive_duration, missing=_NO_DURATION), JSON),
+        (_JOB_ID, Option.argument("by", "The time to add (30s).", read=positive_duration, missing=_NO_DURATION)),
         usage="JOB-ID D",
     ),
     Subcommand(
@@ -84,17 +75,16 @@ _COMMANDS = (
         "Ask a job or a run to end by itself, then kill it. Its partial result is kept.",
         (
             _JOB_ID,
-            duration("--within", "Kill it after this time (the job's own, or 5s)."),
-            option("--reason", "TEXT", "The reason, for the work and its envelope.", default=""),
-            JSON,
+            Option.duration("--within", "Kill it after this time (the job's own, or 5s)."),
+            Option.taking("--reason", "TEXT", "The reason, for the work and its envelope.", default=""),
         ),
     ),
-    Subcommand("cancel", "Kill a job, and wait until it has ended.", (_JOB_ID, JSON)),
+    Subcommand("cancel", "Kill a job, and wait until it has ended.", (_JOB_ID,)),
 )
 _RESTART = Subcommand(
     "restart",
     "Stop a command that was started with `exec --detach`, and start it again with the same options.",
-    (_JOB_ID, JSON),
+    (_JOB_ID,),
 )
 
 
@@ -333,10 +323,9 @@ COMMANDS: dict[str, Subcommand | CommandTable] = {
     "overtime": Subcommand(
         "overtime",
         options=(
-            option("--by", "D", "The time to add (30s).", read=positive_duration, missing=_NO_EXTENSION),
-            option("--reason", "TEXT", "The reason, for the observer that decides.", missing=_NO_REASON),
-            JSON,
-            timeout_option("10m"),
+            Option.taking("--by", "D", "The time to add (30s).", read=positive_duration, missing=_NO_EXTENSION),
+            Option.taking("--reason", "TEXT", "The reason, for the observer that decides.", missing=_NO_REASON),
+            Option.timeout("10m"),
         ),
         run=request_overtime,
         usage="--by D --reason TEXT",

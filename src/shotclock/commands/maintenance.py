@@ -26,8 +26,8 @@ from ..supervise.clock import wall_time
 from ..supervise.kernel import is_alive
 from ..terminal.drawing import age, file_size, styled, table, time_left, wrap_only
 from ..terminal.output import ask_person, is_terminal, say_line, write_quietly
-from ..terminal.parser import CommandTable, Subcommand, argument, duration, flag, option
-from ..terminal.subcommand import JSON, ChildWork, drawn, looks, timeout_option
+from ..terminal.parser import CommandTable, Option, Subcommand
+from ..terminal.subcommand import ChildWork, drawn, looks
 from .doctor import Check, examine
 
 if TYPE_CHECKING:
@@ -270,53 +270,55 @@ def draw_tokens(data: Any, console: Console) -> None:
 COMMANDS: dict[str, Subcommand | CommandTable] = {
     "errors": Subcommand(
         "errors",
-        options=(argument("code", "Show only this code, as in `shotclock errors TIMEOUT`."), JSON, timeout_option()),
+        options=(Option.argument("code", "Show only this code, as in `shotclock errors TIMEOUT`."), Option.timeout()),
         run=looks("errors", _look_up, draw_errors),
     ),
     "doctor": Subcommand(
         "doctor",
         options=(
-            argument("about", "ui: check the devices of `shotclock ui` instead of the machine.", choices=tuple(PARTS)),
-            flag(
+            Option.argument(
+                "about", "ui: check the devices of `shotclock ui` instead of the machine.", choices=tuple(PARTS)
+            ),
+            Option.flag(
                 "--sweep",
                 "Kill the leftovers of all your work on this machine, also of other projects and stores, and remove "
                 "empty cgroups. Asks on a terminal. Look at the list first.",
                 excludes=("about",),
             ),
-            option(
+            Option.taking(
                 "--trace",
                 "ID",
                 "List only leftovers of this trace (meta.trace_id of an envelope).",
                 excludes=("about",),
             ),
-            JSON,
-            timeout_option(),
+            Option.timeout(),
         ),
         run=_run_doctor,
     ),
     "prune": Subcommand(
         "prune",
         options=(
-            duration(
+            Option.duration(
                 "--older-than",
                 "Delete runs, proposals and logged calls that ended this long ago (7d, 12h; 0: all that have ended), "
                 "instead of 30d, for proposals 90d.",
             ),
-            option("--keep", "N", "Keep at most this many ended runs, the newest, instead of 1000.", read=parse_count),
-            option(
+            Option.taking(
+                "--keep", "N", "Keep at most this many ended runs, the newest, instead of 1000.", read=parse_count
+            ),
+            Option.taking(
                 "--max-size",
                 "SIZE",
                 "Keep at most this much of ended runs (500kB, 20MB), instead of 1GB.",
                 read=parse_size,
             ),
-            flag("--dry-run", "Show what would be deleted, and delete nothing."),
-            flag(
+            Option.flag("--dry-run", "Show what would be deleted, and delete nothing."),
+            Option.flag(
                 "--reset",
                 "Move the whole store aside and start a new one. Refused while work runs.",
                 excludes=("--older-than", "--keep", "--max-size", "--dry-run"),
             ),
-            JSON,
-            timeout_option("5m"),
+            Option.timeout("5m"),
         ),
         run=_run_prune,
         description="Delete runs, proposals, jobs and logged calls that ended long ago. Those that run, are parked or "
@@ -330,35 +332,33 @@ COMMANDS: dict[str, Subcommand | CommandTable] = {
                 "create",
                 "Create a token and print it once: only its hash is stored.",
                 (
-                    argument(
+                    Option.argument(
                         "name",
                         "The name on its proposals and decisions: 1 to 64 letters, digits or ._@+-.",
                         missing="missing NAME of the agent or operator",
                     ),
-                    option(
+                    Option.taking(
                         "--role",
                         "ROLE",
                         "agent (proposes) or operator (decides).",
                         choices=("agent", "operator"),
                         missing="missing --role: agent or operator",
                     ),
-                    duration("--ttl", "The token expires after this time (30d, 12h; without it, never)."),
-                    JSON,
+                    Option.duration("--ttl", "The token expires after this time (30d, 12h; without it, never)."),
                 ),
                 _run_create,
                 usage="--role agent|operator NAME [--ttl D]",
             ),
-            Subcommand("list", "List all tokens, the oldest first, also revoked and expired ones.", (JSON,), _run_list),
+            Subcommand("list", "List all tokens, the oldest first, also revoked and expired ones.", (), _run_list),
             Subcommand(
                 "revoke",
                 "Revoke a token for good.",
                 (
-                    argument(
+                    Option.argument(
                         "name",
                         "The name or the id of the token.",
                         missing="missing NAME or id; see `shotclock token list`",
                     ),
-                    JSON,
                 ),
                 _run_revoke,
                 usage="NAME|ID",

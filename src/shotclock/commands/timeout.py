@@ -19,7 +19,7 @@ from ..supervise.clock import monotonic_ns
 from ..supervise.command_task import CommandReport, Output
 from ..supervise.foreground import TerminalSignals
 from ..terminal.output import say_line, write_quietly
-from ..terminal.parser import Subcommand, command_help, flag, help_width, option
+from ..terminal.parser import Option, Subcommand, command_help, help_width
 from .exec import LIMIT_REACHED, NOT_DONE, NOT_EXECUTABLE, NOT_FOUND
 
 # The time between the signal and SIGKILL without -k. GNU timeout would wait for ever.
@@ -173,12 +173,12 @@ COMMAND = Subcommand(
     "timeout",
     "Run one command with a timeout, in the words of timeout(1).",
     (
-        option("--kill-after", "D", "-k D: send SIGKILL this long after the first signal [5s]."),
-        option("--signal", "S", "-s S: the signal at the timeout, by name or number [TERM]."),
-        flag("--verbose", "-v: say on stderr which signal is sent."),
-        flag("--foreground", "-f: leave the command in our process group, also off a terminal."),
-        flag("--preserve-status", "-p: exit with the command's own code, also after the timeout."),
-        flag("--version", "Show the version."),
+        Option.taking("--kill-after", "D", "-k D: send SIGKILL this long after the first signal [5s]."),
+        Option.taking("--signal", "S", "-s S: the signal at the timeout, by name or number [TERM]."),
+        Option.flag("--verbose", "-v: say on stderr which signal is sent."),
+        Option.flag("--foreground", "-f: leave the command in our process group, also off a terminal."),
+        Option.flag("--preserve-status", "-p: exit with the command's own code, also after the timeout."),
+        Option.flag("--version", "Show the version."),
     ),
     main=main,
     usage="[OPTIONS] DURATION COMMAND [ARGUMENTS…]",

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..core.value_types import replace
-from ..terminal.parser import Mistakes, Option, flag, option
+from ..terminal.parser import Mistakes, Option
 
 if TYPE_CHECKING:
     from ..calls.call import Outcome
@@ -132,12 +132,14 @@ def open_local_runs(store: Store) -> EngineRuns:
 _CONNECTION = tuple(
     replace(each, heading=_HEADING, needs="--on")
     for each in (
-        flag("--tls", "Use TLS (implied by the options below).", default=None),
-        option("--tls-ca-path", "FILE", "The certificates to trust, instead of those of this machine."),
-        option("--tls-cert-path", "FILE", "The client certificate, for mTLS."),
-        option("--tls-key-path", "FILE", "The key of the client certificate."),
-        option("--tls-server-name", "NAME", "The name in the server's certificate, if it is not the host of the URL."),
-        option(
+        Option.flag("--tls", "Use TLS (implied by the options below).", default=None),
+        Option.taking("--tls-ca-path", "FILE", "The certificates to trust, instead of those of this machine."),
+        Option.taking("--tls-cert-path", "FILE", "The client certificate, for mTLS."),
+        Option.taking("--tls-key-path", "FILE", "The key of the client certificate."),
+        Option.taking(
+            "--tls-server-name", "NAME", "The name in the server's certificate, if it is not the host of the URL."
+        ),
+        Option.taking(
             "--api-key-file",
             "FILE",
             "The file with the API key, instead of the variable TEMPORAL_API_KEY. The other options have the "
@@ -149,7 +151,7 @@ _CONNECTION = tuple(
 
 def engine_options(help: str, *, missing: str = "") -> tuple[Option, ...]:
     """Return --on and the options of the connection. A body gets them all as one EngineAddress, `on`."""
-    on = option("--on", "URL", help, read=_read_url, missing=missing, heading=_HEADING, settle=_settle)
+    on = Option.taking("--on", "URL", help, read=_read_url, missing=missing, heading=_HEADING, settle=_settle)
     return (on, *_CONNECTION)
 
 

@@ -12,8 +12,8 @@ from ..core.errors import Ending, Failure
 from ..dispatch.engines import engine_options
 from ..supervise.zygote import start_zygote_early, stop_early_zygote
 from ..terminal.output import StopListener, raise_on_stop, say_line
-from ..terminal.parser import Subcommand, argument, duration, flag, number_between, option
-from ..terminal.subcommand import JSON, admit_call, conclude, deliver
+from ..terminal.parser import Option, Subcommand
+from ..terminal.subcommand import admit_call, conclude, deliver
 
 if TYPE_CHECKING:
     from .connection import Address
@@ -73,22 +73,21 @@ COMMANDS = {
     "worker": Subcommand(
         "worker",
         options=(
-            option("--queue", "NAME", "The queue, as named in `runs_on`.", default="shotclock"),
-            option(
+            Option.taking("--queue", "NAME", "The queue, as named in `runs_on`.", default="shotclock"),
+            Option.number(
                 "--max-parallel",
-                "N",
                 "Run at most this many steps at a time.",
-                read=number_between(1, 999_999),
+                1,
+                999_999,
                 default="8",
             ),
-            option("--folder", "DIR", "Run steps here whose workflow's folder does not exist on this machine."),
-            duration(
+            Option.taking("--folder", "DIR", "Run steps here whose workflow's folder does not exist on this machine."),
+            Option.duration(
                 "--drain",
                 "The time that running steps have to end after a stop; other workers repeat those that do not.",
                 default="30s",
                 key="drain_ms",
             ),
-            JSON,
             *engine_options("The engine: temporal://HOST:PORT[/NAMESPACE].", missing="missing --on URL: the engine"),
         ),
         run=_run_worker,
@@ -97,13 +96,10 @@ COMMANDS = {
     "engine": Subcommand(
         "engine",
         options=(
-            argument("what", "dev.", choices=("dev",), missing="write `shotclock engine dev`"),
-            option(
-                "--port", "N", "Listen on this port of this machine.", read=number_between(1, 65_535), default="7233"
-            ),
-            option("--db", "FILE", "Keep the state in this file; without one it is lost when the server stops."),
-            flag("--ui", "Serve Temporal's own web page as well, on the port 1000 above."),
-            JSON,
+            Option.argument("what", "dev.", choices=("dev",), missing="write `shotclock engine dev`"),
+            Option.number("--port", "Listen on this port of this machine.", 1, 65_535, default="7233"),
+            Option.taking("--db", "FILE", "Keep the state in this file; without one it is lost when the server stops."),
+            Option.flag("--ui", "Serve Temporal's own web page as well, on the port 1000 above."),
         ),
         run=_run_dev_server,
         usage="dev [OPTIONS]",

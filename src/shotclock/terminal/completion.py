@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from ..calls.call import Outcome
 from ..core.errors import Ending
 from ..core.value_types import value
-from .parser import CommandTable, Option, Subcommand, argument, flag
+from .parser import CommandTable, Option, Subcommand
 from .subcommand import ChildWork
 
 SHELLS = ("bash", "zsh", "fish")
-_JSON = flag("--json", "Print an envelope with the script instead of the script.", key="json_only")
+_JSON = Option.flag("--json", "Print an envelope with the script instead of the script.", key="json_only")
 _PLAIN_WORD = re.compile(r"[\w./:@%+=-]+")  # needs no quotes in any shell
 
 Find = Callable[[Subcommand], "Subcommand | CommandTable"]
@@ -90,7 +90,10 @@ def completion_command(program: str, places: Callable[[], Iterator[Completions]]
     return Subcommand(
         "completion",
         "Print a script that completes commands and options in bash, zsh or fish.",
-        (argument("shell", "bash, zsh or fish.", choices=SHELLS, missing="name a shell: bash, zsh or fish"), _JSON),
+        (
+            Option.argument("shell", "bash, zsh or fish.", choices=SHELLS, missing="name a shell: bash, zsh or fish"),
+            _JSON,
+        ),
         run=run,
         epilogue=f"To use it:\n\n"
         f'  eval "$({program} completion bash)"    # in ~/.bashrc\n'

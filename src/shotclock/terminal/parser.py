@@ -47,6 +47,35 @@ class Option:
     is_outer: bool = False  # goes before the command; behind it, another option has this name
     settle: Callable[[dict[str, Any]], Mistakes] | None = None  # joins the values of several options into one
 
+    @classmethod
+    def taking(cls, name: str, metavar: str, help: str = "", **more: Any) -> Option:
+        """Return an option that takes a value."""
+        return cls(name, help, metavar, **{"key": name.lstrip("-").replace("-", "_"), **more})
+
+    @classmethod
+    def flag(cls, name: str, help: str = "", **more: Any) -> Option:
+        return cls.taking(name, "", help, **{"default": False, **more})
+
+    @classmethod
+    def argument(cls, name: str, help: str = "", **more: Any) -> Option:
+        return cls.taking(name, name.upper(), help, **{"by_place": True, "heading": "Arguments", **more})
+
+    @classmethod
+    def duration(cls, name: str, help: str = "", **more: Any) -> Option:
+        return cls.taking(name, "D", help, **{"read": parse_duration_ms, **more})
+
+    @classmethod
+    def number(cls, name: str, help: str, least: int, most: int, **more: Any) -> Option:
+        return cls.taking(name, "N", help, read=number_between(least, most), **more)
+
+    @classmethod
+    def json(cls) -> Option:
+        return cls.flag("--json", "Print only the envelope on stdout, also on a terminal.")
+
+    @classmethod
+    def timeout(cls, default: str = "30s") -> Option:
+        return cls.duration("--timeout", "Answer within this time (500ms, 30s, 5m; 0 means no limit).", default=default)
+
     @property
     def field(self) -> str:
         return self.name.removeprefix("--")
@@ -68,22 +97,6 @@ class Option:
         text = self.help + (" (repeatable)" if self.repeats and self.name[:2] == "--" else "")
         has_default = isinstance(self.default, str | int) and self.default not in (False, True, "")
         return name, (f"{text} [{self.default}]" if has_default else text).lstrip()
-
-
-def option(name: str, metavar: str, help: str = "", **more: Any) -> Option:
-    return Option(name, help, metavar, **{"key": _key(name), **more})
-
-
-def flag(name: str, help: str = "", **more: Any) -> Option:
-    return Option(name, help, **{"key": _key(name), "default": False, **more})
-
-
-def argument(name: str, help: str = "", **more: Any) -> Option:
-    return Option(name, help, name.upper(), **{"key": _key(name), "by_place": True, "heading": "Arguments", **more})
-
-
-def duration(name: str, help: str = "", **more: Any) -> Option:
-    return option(name, "D", help, **{"read": parse_duration_ms, **more})
 
 
 def whole_number(text: str) -> int:
@@ -127,11 +140,7 @@ def positive_duration(text: str) -> int:
     return duration_ms
 
 
-def _key(name: str) -> str:
-    return name.lstrip("-").replace("-", "_")
-
-
-FORMAT = option(
+FORMAT = Option.taking(
     "--format",
     "FORM",
     "text, also off a terminal, or json, the same as --json.",
@@ -152,16 +161,23 @@ class Subcommand:
     heading: str = "Commands"  # in the help of its table; without one, only its name is listed at the end
     description: str = ""  # shown in its help instead of the summary
     epilogue: str = ""
+    is_stream: bool = False  # `run` writes its own output instead of an envelope
+
+    @property
+    def own(self) -> tuple[Option, ...]:
+        """The options, and --json where `run` answers with an envelope."""
+        has_json = any(each.name == "--json" for each in self.options)
+        return self.options if has_json or self.is_stream or self.run is None else (*self.options, Option.json())
 
     @property
     def accepted(self) -> tuple[Option, ...]:
         """The options, and --format beside --json, unless the command has a --format of its own."""
-        by_name = {each.name: each for each in self.options}
+        by_name = {each.name: each for each in self.own}
         if "--json" not in by_name or FORMAT.name in by_name:
-            return self.options
+            return self.own
         json = by_name["--json"]
         heading = "Options of every command" if json.is_outer else json.heading
-        return (*self.options, replace(FORMAT, heading=heading))
+        return (*self.own, replace(FORMAT, heading=heading))
 
 
 @value
@@ -200,7 +216,7 @@ class ParsedLine:
 
     @property
     def values(self) -> dict[str, Any]:
-        options = self.command.options if self.command is not None else ()
+        options = self.command.own if self.command is not None else ()
         return {**{each.key: each.read_default() for each in options}, **self.typed}
 
     def refuse(self, field: str, message: str) -> None:
@@ -237,7 +253,7 @@ def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
 
 
 def _read_without_command(table: CommandTable, words: list[str]) -> ParsedLine:
-    own = (flag("--json"), flag("--version")) if table.has_version else (flag("--json"),)
+    own = (Option.flag("--json"), Option.flag("--version")) if table.has_version else (Option.flag("--json"),)
     line = read(Subcommand("", options=own), words, hint=f"see {table.name} --help")
     line.command = None
     if not line.wants and line.typed.get("version"):
@@ -266,9 +282,9 @@ class _LineReader:
     def __init__(self, command: Subcommand, words: list[str], hint: str, before: int) -> None:
         self._command, self._rest, self._hint = command, deque(words), hint
         self._line = ParsedLine(command, words, before)
-        self._outer = {each.name: each for each in command.options if each.is_outer}
+        self._outer = {each.name: each for each in command.own if each.is_outer}
         self._options = {each.name: each for each in command.accepted if each.name[:2] == "--" and not each.is_outer}
-        self._options |= {f"--no-{each.field}": each for each in command.options if each.negatable}
+        self._options |= {f"--no-{each.field}": each for each in command.own if each.negatable}
 
     def read(self) -> ParsedLine:
         arguments: list[str] = []
@@ -307,7 +323,7 @@ class _LineReader:
             self._place(arguments)
         self._settle_format()
         reported = {mistake["field"] for mistake in self._line.mistakes}
-        for each in self._command.options:
+        for each in self._command.own:
             if each.field in reported or each.name in self._line.suggested:
                 continue
             if self._is_typed(each.name):
@@ -332,7 +348,7 @@ class _LineReader:
         self._line.format = "json" if typed.get(json.key) else form
 
     def _is_typed(self, name: str) -> bool:
-        return any(each.key in self._line.typed for each in self._command.options if each.name == name)
+        return any(each.key in self._line.typed for each in self._command.own if each.name == name)
 
     def _check_others(self, each: Option) -> None:
         if each.needs and each.needs not in self._line.suggested and not self._is_typed(each.needs):
@@ -365,7 +381,7 @@ class _LineReader:
 
     def _place(self, arguments: list[str]) -> None:
         named: Option | None = None
-        for each in self._command.options:
+        for each in self._command.own:
             if not each.by_place or not arguments:
                 continue
             if each.key in self._line.typed:

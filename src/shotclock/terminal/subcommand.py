@@ -48,25 +48,16 @@ from .output import (
 from .parser import (
     CommandTable,
     Mistakes,
-    Option,
     ParsedLine,
     Subcommand,
     command_help,
-    duration,
     find_command,
-    flag,
     help_width,
     read,
     table_help,
 )
 
 TIMEOUT_MS = 30_000  # work that looks, decides or answers at once takes a moment; the store's own waits are shorter
-
-JSON = flag("--json", "Print only the envelope on stdout, also on a terminal.")
-
-
-def timeout_option(default: str = "30s") -> Option:
-    return duration("--timeout", "Answer within this time (500ms, 30s, 5m; 0 means no limit).", default=default)
 
 
 @value

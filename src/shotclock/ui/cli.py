@@ -16,8 +16,8 @@ from ..core.limits import NS_PER_MS, parse_duration_ms
 from ..core.visible_text import visible
 from ..supervise.clock import monotonic_ns
 from ..terminal.output import Signalled, is_terminal, raise_on_stop, read_stdin, write_quietly
-from ..terminal.parser import CommandTable, Option, Subcommand, argument, duration, explain, flag, option
-from ..terminal.subcommand import JSON, TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, problem_in, unstarted
+from ..terminal.parser import CommandTable, Option, Subcommand, explain
+from ..terminal.subcommand import TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, problem_in, unstarted
 from . import client
 from .device import DEFAULT_DEVICE, kind_of
 from .payload import Execution, parse_payload, read_execution
@@ -53,14 +53,13 @@ def _device_name(name: str) -> str:
     return name
 
 
-_DEVICE = option(
+_DEVICE = Option.taking(
     "--device", "NAME", f"browser, cdp:URL or android:SERIAL [{DEVICE_VARIABLE}, or browser].", read=_device_name
 )
 _RUN = (
     _DEVICE,
-    flag("--validate-only", "Validate the execution and show it. Nothing runs."),
-    flag("--dry-run", "Show the plan of the execution. Nothing runs.", excludes=("--validate-only",)),
-    JSON,
+    Option.flag("--validate-only", "Validate the execution and show it. Nothing runs."),
+    Option.flag("--dry-run", "Show the plan of the execution. Nothing runs.", excludes=("--validate-only",)),
 )
 
 
@@ -68,18 +67,18 @@ def _parameter(each: Input) -> Option:
     name, text = each.name.replace("_", "-"), each.text
     if each.by_place:
         read, repeats = _number if each.type is int else None, each.type is list
-        return argument(name, text, read=read, repeats=repeats, choices=each.choices)
+        return Option.argument(name, text, read=read, repeats=repeats, choices=each.choices)
     if each.type is bool:
-        return flag(f"--{name}", text)
+        return Option.flag(f"--{name}", text)
     if each.type is int:
-        return option(f"--{name}", "MS" if name == "timeout" else "N", text, read=_number)
-    return option(f"--{name}", "X,Y" if name == "at" else "TEXT", text, read=_point if name == "at" else None)
+        return Option.taking(f"--{name}", "MS" if name == "timeout" else "N", text, read=_number)
+    return Option.taking(f"--{name}", "X,Y" if name == "at" else "TEXT", text, read=_point if name == "at" else None)
 
 
 def _verb(name: str) -> Subcommand:
     options = [_parameter(each) for each in VERBS[name].inputs]
     if all(each.key != "timeout" for each in options):
-        options.append(option("--timeout", "MS", "The execution's timeoutMs [30000].", read=_number))
+        options.append(Option.taking("--timeout", "MS", "The execution's timeoutMs [30000].", read=_number))
     return Subcommand(name, VERBS[name].text, (*options, *_RUN), partial(_execute, name))
 
 
@@ -274,9 +273,11 @@ TABLE = CommandTable(
             "exec",
             "Run an execution: a payload of actions with a budget over the whole.",
             (
-                argument("file", "The file of the payload; - is stdin."),
-                option("--execution", "JSON", "The payload itself, or its file; - is stdin.", excludes=("file",)),
-                option("--timeout", "MS", "Replaces the payload's timeoutMs.", read=_number),
+                Option.argument("file", "The file of the payload; - is stdin."),
+                Option.taking(
+                    "--execution", "JSON", "The payload itself, or its file; - is stdin.", excludes=("file",)
+                ),
+                Option.taking("--timeout", "MS", "Replaces the payload's timeoutMs.", read=_number),
                 *_RUN,
             ),
             partial(_execute, "exec"),
@@ -286,19 +287,22 @@ TABLE = CommandTable(
         Subcommand(
             "devices",
             "List the devices of this machine and the running ones.",
-            (JSON,),
+            (),
             lambda: ChildWork("ui devices", _list_devices, show=_show_devices),
         ),
         Subcommand(
             "start",
             "Start a device before its first command.",
-            (_DEVICE, JSON, duration("--idle", "End it after this long without a command.", default="10m")),
+            (
+                _DEVICE,
+                Option.duration("--idle", "End it after this long without a command.", default="10m"),
+            ),
             _start,
         ),
         Subcommand(
             "stop",
             "Stop a device and its processes.",
-            (_DEVICE, JSON, flag("--all", "Stop every device.", excludes=("--device",))),
+            (_DEVICE, Option.flag("--all", "Stop every device.", excludes=("--device",))),
             _stop,
         ),
     ),

@@ -21,13 +21,10 @@ from ..terminal.parser import (
     ParsedLine,
     Subcommand,
     command_help,
-    duration,
     expand,
-    flag,
     help_width,
     name_and_value,
     nearest_of,
-    option,
     read,
 )
 from ._asked_calls import DEFAULT_ASK_WAIT_MS
@@ -157,7 +154,7 @@ def read_policy(line: ParsedLine, command: list[str], env: dict[str, str]) -> Po
 
 
 def _rule(verdict: CallVerdict, help: str) -> Option:
-    return option(f"--{verdict}", "RULE", help, read=rule_reader(verdict), repeats=True, key="rules")
+    return Option.taking(f"--{verdict}", "RULE", help, read=rule_reader(verdict), repeats=True, key="rules")
 
 
 def _under(heading: str, *options: Option) -> list[Option]:
@@ -196,7 +193,7 @@ def _read_variable(text: str) -> tuple[str, str]:
 
 
 def _limit(name: str, help: str, default_ms: int = 0) -> Option:
-    return duration(name, help, default=format_duration(default_ms) if default_ms else "0")
+    return Option.duration(name, help, default=format_duration(default_ms) if default_ms else "0")
 
 
 _CALL = _under(
@@ -213,7 +210,7 @@ _CALL = _under(
     _limit(
         "--queue", "Answer a call that has waited this long for a server that is being started again.", DEFAULT_QUEUE_MS
     ),
-    option(
+    Option.taking(
         "--tool",
         "PATTERN=LIMITS",
         "Other limits for the tools of that name, as in 'build_*=timeout:30m,idle:2m'. The first match counts.",
@@ -224,7 +221,7 @@ _CALL = _under(
         "--heartbeat",
         "Report progress to the client this often for a call with a progress token, while the server reports none.",
     ),
-    option(
+    Option.taking(
         "--result-limit",
         "N",
         "Cut larger results of calls to this many bytes (64k, 1M), head and tail; the result then links to a file "
@@ -251,19 +248,19 @@ _POLICY = _under(
     ),
     _rule(CallVerdict.ASK, "Ask a person in the inbox before such calls. A tool without hints is destructive."),
     _rule(CallVerdict.DENY, "Answer such calls with an error."),
-    flag("--read-only", "Deny every tool that does not declare readOnlyHint."),
+    Option.flag("--read-only", "Deny every tool that does not declare readOnlyHint."),
     _limit(
         "--ask-wait",
         "How long a call waits for a person. The identical call picks a later decision up.",
         DEFAULT_ASK_WAIT_MS,
     ),
-    option(
+    Option.taking(
         "--lock",
         "FILE",
         "Pin the definitions of tools, prompts and resource templates, and the instructions of the server, in this "
         "file. The first start writes it; later, others are left out of lists and cannot be used.",
     ),
-    option(
+    Option.taking(
         "--on-change",
         "WHAT",
         "block, or ask a person in the inbox whether a changed definition may be pinned.",
@@ -271,20 +268,20 @@ _POLICY = _under(
         default="block",
         needs="--lock",
     ),
-    flag("--update-lock", "Pin the definitions anew, as the server lists them.", needs="--lock"),
+    Option.flag("--update-lock", "Pin the definitions anew, as the server lists them.", needs="--lock"),
 )
 _LIFE = _under(
     "Life of the server",
-    flag("--lazy", "Start the server with the first message of the client."),
-    flag(
+    Option.flag("--lazy", "Start the server with the first message of the client."),
+    Option.flag(
         "--cached-catalogue",
         "Until the server is ready, answer the greeting of the client and its list of tools as the server did the "
         "last time.",
     ),
     _limit("--idle-shutdown", "Stop the server after this time without messages; the next one starts it again."),
     _limit("--max-lifetime", "Stop the server at this age, once no call is open; the next message starts it again."),
-    option("--cwd", "DIR", "Run the server in this directory.", excludes=("--url",)),
-    option(
+    Option.taking("--cwd", "DIR", "Run the server in this directory.", excludes=("--url",)),
+    Option.taking(
         "--env",
         "K[=V]",
         "Set a variable of the server. Without a value it is the one of the environment.",
@@ -295,8 +292,8 @@ _LIFE = _under(
 )
 _REMOTE = _under(
     "A server over HTTP",
-    option("--url", "URL", "Use the server at this address, over streamable HTTP, in place of a command."),
-    option(
+    Option.taking("--url", "URL", "Use the server at this address, over streamable HTTP, in place of a command."),
+    Option.taking(
         "--header",
         "'NAME: VALUE'",
         "Send this header with every request, as in 'Authorization: Bearer ${TOKEN}', with a variable of the "
@@ -307,8 +304,8 @@ _REMOTE = _under(
 )
 _LOG = _under(
     "Log of calls",
-    option("--name", "NAME", "The name of the server in `mcp log`, instead of its program."),
-    flag("--no-log", "Do not record calls for `shotclock mcp log`."),
+    Option.taking("--name", "NAME", "The name of the server in `mcp log`, instead of its program."),
+    Option.flag("--no-log", "Do not record calls for `shotclock mcp log`."),
 )
 
 COMMAND = Subcommand(

@@ -31,8 +31,8 @@ from ..core.limits import format_duration
 from ..core.value_types import replace, value
 from ..core.visible_text import visible
 from ..terminal.drawing import styled
-from ..terminal.parser import CommandTable, Subcommand, argument, is_option, nearest_of, option, read
-from ..terminal.subcommand import JSON, ChildWork, Mistaken, drawn, run_subcommand, run_table
+from ..terminal.parser import CommandTable, Option, Subcommand, is_option, nearest_of, read
+from ..terminal.subcommand import ChildWork, Mistaken, drawn, run_subcommand, run_table
 from ._limits import DEFAULT_TIMEOUT_MS
 from .cli import COMMAND as WRAP
 from .cli import FOR_EVERY_SERVER, names_verb
@@ -264,16 +264,18 @@ def _draw_servers(servers: Any, console: Console) -> None:
 
 
 _NAMES = ", ".join(CLIENTS)
-_CLIENT = argument("client", f"The client: {_NAMES}.", choices=tuple(CLIENTS), missing=f"missing CLIENT: {_NAMES}")
+_CLIENT = Option.argument(
+    "client", f"The client: {_NAMES}.", choices=tuple(CLIENTS), missing=f"missing CLIENT: {_NAMES}"
+)
 _WHERE = (
     *SCOPE,
-    option("--file", "FILE", "Another file in the form of the client.", excludes=("--user", "--project")),
-    option("--server", "NAME", "Only this server.", repeats=True),
+    Option.taking("--file", "FILE", "Another file in the form of the client.", excludes=("--user", "--project")),
+    Option.taking("--server", "NAME", "Only this server.", repeats=True),
 )
 INSTALL = Subcommand(
     "install",
     "Show how each server of an MCP client would be wrapped, ask, and write it.",
-    (_CLIENT, *_WHERE, YES, JSON),
+    (_CLIENT, *_WHERE, YES, Option.json()),
     main=_install_words,
     usage="CLIENT [OPTIONS] [OPTIONS OF WRAP]",
     description="Put `shotclock wrap --name NAME` and the options of `shotclock wrap` that you give before the command "
@@ -290,7 +292,7 @@ the entry of the server sets less. The old text is kept for `shotclock wrap remo
 REMOVE = Subcommand(
     "remove",
     "Restore the servers of an MCP client as they were before the installation.",
-    (_CLIENT, *_WHERE, YES, JSON),
+    (_CLIENT, *_WHERE, YES),
     _run_remove,
     description="Restore the file as it was before the installation, byte for byte. If it was changed since, only the "
     "words of shotclock are removed.",
@@ -298,7 +300,7 @@ REMOVE = Subcommand(
 STATUS = Subcommand(
     "status",
     "List the servers of MCP clients, and whether they are wrapped.",
-    (argument("client", f"Only this client: {_NAMES}.", choices=tuple(CLIENTS)), JSON),
+    (Option.argument("client", f"Only this client: {_NAMES}.", choices=tuple(CLIENTS)),),
     _run_status,
 )
 TABLE = CommandTable("shotclock wrap", "Wrap the servers of an MCP client.", (INSTALL, REMOVE, STATUS), "verb")

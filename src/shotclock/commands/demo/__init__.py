@@ -11,7 +11,7 @@ from ...calls.runtime import Runtime
 from ...core.visible_text import one_line
 from ...supervise.leftovers import LeftProcess
 from ...terminal.output import EarlyEnd, note_stops, say_line, until_stopped, write_quietly
-from ...terminal.parser import Subcommand, flag, option
+from ...terminal.parser import Option, Subcommand
 from ._scenes import FAST, NORMAL, SCENES, Pace, Scene
 from ._stage import Take, play
 
@@ -126,16 +126,17 @@ COMMANDS = {
     "demo": Subcommand(
         "demo",
         options=(
-            option(
+            Option.taking(
                 "--scene",
                 "N",
                 f"Play this scene alone: {NUMBERS}, or several, as 1,3.",
                 read=_read_scenes,
                 repeats=True,
             ),
-            flag("--fast", "Shorter limits and waits."),
+            Option.flag("--fast", "Shorter limits and waits."),
         ),
         run=_run_demo,
+        is_stream=True,
         usage="[OPTIONS]",
         description="Run five hangs on this machine, each twice at once: without and with Shotclock. The processes "
         "and servers are real. After each scene the processes that are left alive are counted, and killed by the demo.",

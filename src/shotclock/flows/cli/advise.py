@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ...calls.call import Outcome
 from ...core.errors import Ending, Failure
 from ...store.store import Store
-from ...terminal.parser import Subcommand, argument, number_between, option
-from ...terminal.subcommand import JSON, ChildWork, drawn, timeout_option
+from ...terminal.parser import Option, Subcommand
+from ...terminal.subcommand import ChildWork, drawn
 from ..file.loader import Loaded, judge, suggest, try_load
 from ..report.history import RUNS_READ, History, advise, has_store, name_of, read_history
 from ._check_drawing import draw_advice
@@ -55,17 +55,12 @@ COMMANDS = {
     "advise": Subcommand(
         "advise",
         options=(
-            argument("flow", "The workflow file.", missing="missing FLOW: the workflow file"),
-            option("--step", "NAME", "Advise about this step only.", repeats=True),
-            option(
-                "--runs",
-                "N",
-                f"Look at the newest N runs that ended (1 to {MOST_RUNS}).",
-                read=number_between(1, MOST_RUNS),
-                default=RUNS_READ,
+            Option.argument("flow", "The workflow file.", missing="missing FLOW: the workflow file"),
+            Option.taking("--step", "NAME", "Advise about this step only.", repeats=True),
+            Option.number(
+                "--runs", f"Look at the newest N runs that ended (1 to {MOST_RUNS}).", 1, MOST_RUNS, default=RUNS_READ
             ),
-            JSON,
-            timeout_option(),
+            Option.timeout(),
         ),
         run=_run_advise,
         epilogue="A run counts for a step if one attempt took it and ended by itself. An attempt that its own timeout "

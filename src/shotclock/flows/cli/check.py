@@ -9,8 +9,8 @@ from ...calls.call import Outcome
 from ...core.errors import Ending
 from ...core.limits import parse_duration_ms
 from ...core.value_types import replace
-from ...terminal.parser import Subcommand, argument, duration
-from ...terminal.subcommand import JSON, looks, timeout_option
+from ...terminal.parser import Option, Subcommand
+from ...terminal.subcommand import looks
 from ..check.lint import find_unset, lint
 from ..check.plan import Plan, PlannedStep, plan_of
 from ..file.loader import Finding, Loaded, judge, load_or_refuse
@@ -126,18 +126,17 @@ def _schema() -> Outcome:
 
 
 _OPTIONS = (
-    argument("flow", "The workflow file.", missing="missing FLOW: the workflow file"),
-    duration(
+    Option.argument("flow", "The workflow file.", missing="missing FLOW: the workflow file"),
+    Option.duration(
         "--run-timeout",
         "Assume this timeout of the run (5m; 1000 or more without a unit is milliseconds).",
         read=read_run_duration,
         key="run_timeout_ms",
     ),
-    JSON,
-    timeout_option(),
+    Option.timeout(),
 )
 COMMANDS = {
     "check": Subcommand("check", options=_OPTIONS, run=looks("check", _check, draw_findings)),
     "plan": Subcommand("plan", options=_OPTIONS, run=looks("plan", _plan, draw_plan)),
-    "schema": Subcommand("schema", options=(JSON, timeout_option()), run=looks("schema", _schema, draw_schema)),
+    "schema": Subcommand("schema", options=(Option.timeout(),), run=looks("schema", _schema, draw_schema)),
 }

@@ -12,8 +12,8 @@ from ...core.envelope import Envelope
 from ...core.errors import Ending, Failure
 from ...core.visible_text import one_line
 from ...terminal.output import say_line, write_quietly
-from ...terminal.parser import Subcommand, argument, flag, option
-from ...terminal.subcommand import ChildWork, timeout_option
+from ...terminal.parser import Option, Subcommand
+from ...terminal.subcommand import ChildWork
 from ..visor.importing import import_file
 from .report import write_file
 
@@ -64,13 +64,13 @@ COMMANDS = {
     "import": Subcommand(
         "import",
         options=(
-            argument("file", "The file of Visor.", missing="missing FILE: the file of Visor"),
-            option("--output", "FILE", "Write the workflow to this file instead of stdout."),
-            flag("--force", "Overwrite the file of --output.", needs="--output"),
-            flag(
+            Option.argument("file", "The file of Visor.", missing="missing FILE: the file of Visor"),
+            Option.taking("--output", "FILE", "Write the workflow to this file instead of stdout."),
+            Option.flag("--force", "Overwrite the file of --output.", needs="--output"),
+            Option.flag(
                 "--json", "Print an envelope with the workflow and the notes instead of the workflow.", key="json_only"
             ),
-            timeout_option(),
+            Option.timeout(),
         ),
         run=_run_import,
         usage="FILE [OPTIONS]",

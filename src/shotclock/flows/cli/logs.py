@@ -22,8 +22,8 @@ from ...store.store import Store
 from ...supervise.clock import pause
 from ...supervise.kernel import is_alive
 from ...terminal.output import EarlyEnd, raise_on_stop, say_line, until_stopped, write_quietly
-from ...terminal.parser import Subcommand, argument, flag, nearest_of, option, whole_number
-from ...terminal.subcommand import JSON, TIMEOUT_MS, admit_call, conclude, deliver, run_subcommand
+from ...terminal.parser import Option, Subcommand, nearest_of, whole_number
+from ...terminal.subcommand import TIMEOUT_MS, admit_call, conclude, deliver, run_subcommand
 from ..check.plan import is_per_item
 from ..engines import EmbeddedEngine
 from ..run.state import Status, StepState, read_record
@@ -346,13 +346,14 @@ _COMMAND = Subcommand(
     "logs",
     "Print what the steps of a run print, while it runs and afterwards.",
     (
-        argument(
+        Option.argument(
             "run-id", "The run, or the beginning of its id.", missing="missing RUN-ID; `shotclock report` lists runs"
         ),
-        argument("step", "This step alone; an item of for_each is STEP[0], a step of a nested workflow OUTER.STEP."),
-        flag("--follow", "-f: print further output until the run ends, always as text."),
-        option("--attempt", "N", "This attempt alone, from 1.", read=_read_attempt, key="number"),
-        JSON,
+        Option.argument(
+            "step", "This step alone; an item of for_each is STEP[0], a step of a nested workflow OUTER.STEP."
+        ),
+        Option.flag("--follow", "-f: print further output until the run ends, always as text."),
+        Option.taking("--attempt", "N", "This attempt alone, from 1.", read=_read_attempt, key="number"),
         *engine_options("A run on Temporal, of which the last 4 kB of each step are kept."),
     ),
     run=_run_logs,

@@ -17,8 +17,8 @@ from ...people.notify.delivery import deliver
 from ...people.notify.entries import NotifyPart, read_user_file
 from ...supervise.environment import config_file
 from ...terminal.output import write_quietly
-from ...terminal.parser import Subcommand, argument
-from ...terminal.subcommand import JSON, ChildWork, timeout_option
+from ...terminal.parser import Option, Subcommand
+from ...terminal.subcommand import ChildWork
 from ..file.loader import load_or_refuse
 from ..run.notices import environment_of
 
@@ -79,10 +79,9 @@ COMMANDS = {
     "notify": Subcommand(
         "notify",
         options=(
-            argument("what", "test.", choices=("test",), missing="write `shotclock notify test [FLOW]`"),
-            argument("flow", "A workflow file; without one, the user's own file."),
-            JSON,
-            timeout_option(),
+            Option.argument("what", "test.", choices=("test",), missing="write `shotclock notify test [FLOW]`"),
+            Option.argument("flow", "A workflow file; without one, the user's own file."),
+            Option.timeout(),
         ),
         run=_run_test,
         usage="test [FLOW] [OPTIONS]",

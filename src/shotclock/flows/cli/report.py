@@ -15,8 +15,8 @@ from ...dispatch.engines import engine_options
 from ...store.store import Store
 from ...supervise.unsupervised import open_in_browser
 from ...terminal.output import describe_page, is_terminal, say_line
-from ...terminal.parser import Subcommand, argument, flag, option
-from ...terminal.subcommand import JSON, ChildWork, Mistaken, drawn, timeout_option
+from ...terminal.parser import Option, Subcommand
+from ...terminal.subcommand import ChildWork, Mistaken, drawn
 from ..engines import open_engine
 from ..report.report import Report, to_markdown
 from ._report_drawing import draw_run, draw_runs
@@ -126,19 +126,18 @@ COMMANDS = {
     "report": Subcommand(
         "report",
         options=(
-            argument("run-id", "The run, or the beginning of its id."),
-            option("--html", "FILE", "Write a self-contained page with the timeline to this file."),
-            flag("--open", "Open the page in a browser; without a terminal or a browser, name its file."),
-            option(
+            Option.argument("run-id", "The run, or the beginning of its id."),
+            Option.taking("--html", "FILE", "Write a self-contained page with the timeline to this file."),
+            Option.flag("--open", "Open the page in a browser; without a terminal or a browser, name its file."),
+            Option.taking(
                 "--output",
                 "FORMAT",
                 "The format to print: json (the envelope; a timeline on a terminal), markdown or junit.",
                 choices=FORMATS,
                 default="json",
             ),
-            option("--output-file", "FILE", "Write it to this file instead."),
-            JSON,
-            timeout_option(),
+            Option.taking("--output-file", "FILE", "Write it to this file instead."),
+            Option.timeout(),
             *engine_options("Report a run on Temporal: temporal://HOST:PORT[/NAMESPACE]."),
         ),
         run=_run_report,

@@ -40,8 +40,8 @@ from ...terminal.output import (
     summary_line,
     write_quietly,
 )
-from ...terminal.parser import Subcommand, argument, duration, flag, name_and_value, nearest_of, option
-from ...terminal.subcommand import JSON, Mistaken, answer_at_once
+from ...terminal.parser import Option, Subcommand, name_and_value, nearest_of
+from ...terminal.subcommand import Mistaken, answer_at_once
 from ..check.lint import lint
 from ..engines import EmbeddedEngine, Engine, open_engine
 from ..file.loader import judge, load_or_refuse
@@ -445,8 +445,8 @@ COMMANDS = {
     "run": Subcommand(
         "run",
         options=(
-            argument("flow", "The workflow file."),
-            duration(
+            Option.argument("flow", "The workflow file."),
+            Option.duration(
                 "--timeout",
                 "The timeout of the whole run (5m), if it is shorter than the file's. Without a unit it is "
                 "milliseconds, from 1000 on.",
@@ -454,23 +454,23 @@ COMMANDS = {
                 key="timeout_ms",
                 excludes=_RESUME,
             ),
-            option(
+            Option.taking(
                 "--input", "NAME=VALUE", "The value of an input.", read=name_and_value, repeats=True, excludes=_RESUME
             ),
-            option(
+            Option.taking(
                 "--run-id",
                 "ID",
                 "The id of this run: letters, digits, `.`, `_` and `-`. RUN_TAKEN if it exists.",
                 read=_read_run_id,
                 excludes=_RESUME,
             ),
-            option(
+            Option.taking(
                 "--resume",
                 "RUN_ID",
                 "Continue a run that is parked or whose process died, with its inputs and its deadline. Finished "
                 "steps are not repeated.",
             ),
-            option(
+            Option.taking(
                 "--rerun-failed",
                 "RUN_ID",
                 "Start a new run that continues an ended one, with the file as it is now: what had succeeded is kept, "
@@ -478,7 +478,7 @@ COMMANDS = {
                 "id is enough.",
                 excludes=_RESUME,
             ),
-            option(
+            Option.taking(
                 "--from",
                 "STEP,STEP",
                 "With --rerun-failed: run these steps again, too, and all that depend on them.",
@@ -487,21 +487,21 @@ COMMANDS = {
                 key="start_from",
                 needs="--rerun-failed",
             ),
-            option("--events", "FILE", "Write a line of JSON to this file for every change."),
-            option(
+            Option.taking("--events", "FILE", "Write a line of JSON to this file for every change."),
+            Option.taking(
                 "--output",
                 "FORMAT",
                 "The format to print at the end: json (the envelope), markdown or junit.",
                 choices=FORMATS,
             ),
-            option("--output-file", "FILE", "Write it to this file instead."),
-            duration(
+            Option.taking("--output-file", "FILE", "Write it to this file instead."),
+            Option.duration(
                 "--budget",
                 "Wait this long when only a person's decision is missing; then park the run with exit code 14. 0 waits "
                 "without limit, as on a terminal. Otherwise SHOTCLOCK_RESPONSE_TIMEOUT, or 30s.",
                 key="budget_ms",
             ),
-            option(
+            Option.taking(
                 "--follow",
                 "[STEP]",
                 "Print what steps print, also on a terminal, and draw nothing. With names (--follow build,test) only "
@@ -511,9 +511,9 @@ COMMANDS = {
                 implied=(),
                 excludes=("--quiet",),
             ),
-            flag("--quiet", "Print no output of steps on stderr, and no sign of life, off a terminal."),
-            flag("--force", "Run it although its timeouts cannot fit (`budget/…`).", excludes=_RESUME),
-            option(
+            Option.flag("--quiet", "Print no output of steps on stderr, and no sign of life, off a terminal."),
+            Option.flag("--force", "Run it although its timeouts cannot fit (`budget/…`).", excludes=_RESUME),
+            Option.taking(
                 "--only",
                 "STEP,STEP",
                 "Run only these steps, the steps that they depend on or name in templates, and the steps that their "
@@ -522,7 +522,7 @@ COMMANDS = {
                 default=(),
                 excludes=_CONTINUED,
             ),
-            option(
+            Option.taking(
                 "--tags",
                 "A,B",
                 "Run only the steps with one of these tags, and what they need, as with --only.",
@@ -530,7 +530,7 @@ COMMANDS = {
                 default=(),
                 excludes=_CONTINUED,
             ),
-            option(
+            Option.taking(
                 "--skip",
                 "STEP,STEP",
                 "Leave these steps out, as if their `if` did not hold: what depends on them is skipped as well, "
@@ -539,14 +539,18 @@ COMMANDS = {
                 default=(),
                 excludes=_CONTINUED,
             ),
-            option("--queue", "NAME", "With --on: the queue of the workers that run it [shotclock].", needs="--on"),
-            duration(
+            Option.taking(
+                "--queue", "NAME", "With --on: the queue of the workers that run it [shotclock].", needs="--on"
+            ),
+            Option.duration(
                 "--heartbeat",
                 "With --on: repeat the steps of a worker that is silent for this long [10s].",
                 key="heartbeat_ms",
                 needs="--on",
             ),
-            flag("--json", f"{JSON.help} No lines on stderr, unless it is a terminal.", key="json_only"),
+            Option.flag(
+                "--json", f"{Option.json().help} No lines on stderr, unless it is a terminal.", key="json_only"
+            ),
             *engine_options("Run it on Temporal: temporal://HOST:PORT[/NAMESPACE]. See `shotclock worker`."),
         ),
         run=_run,
