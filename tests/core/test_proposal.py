@@ -28,7 +28,6 @@ from shotclock.core.proposal import (
     apply_withdrawal,
     canonical,
     digest,
-    result_of,
 )
 from shotclock.core.value_types import replace
 
@@ -165,16 +164,16 @@ def test_the_text_of_an_action_covers_all_that_runs_and_nothing_else() -> None:
 
 
 def test_the_result_has_what_may_be_acted_upon_and_only_then() -> None:
-    assert "arguments" not in result_of(proposal()) and result_of(proposal(EXPIRED))["notes"].startswith("it expired")
-    assert "arguments" not in result_of(proposal(REJECTED)) and result_of(proposal(REJECTED))["decided_by"] == "ann"
-    assert result_of(proposal(APPROVED))["arguments"] == {"a": 1, "b": 2}
-    assert result_of(proposal(MODIFIED))["arguments"] == {"a": 9}
+    assert "arguments" not in proposal().as_result() and proposal(EXPIRED).as_result()["notes"].startswith("it expired")
+    assert "arguments" not in proposal(REJECTED).as_result() and proposal(REJECTED).as_result()["decided_by"] == "ann"
+    assert proposal(APPROVED).as_result()["arguments"] == {"a": 1, "b": 2}
+    assert proposal(MODIFIED).as_result()["arguments"] == {"a": 9}
     file = ProposalRequest(Kind.FILE, "t", file=ProposedFile("/f", "old"))
     modified = proposal(MODIFIED, file, decision=Decision(MODIFIED, file_text="new"))
-    assert result_of(modified)["file"] == {"path": "/f", "text": "new"}
-    assert result_of(proposal(APPROVED, file))["file"]["text"] == "old"
+    assert modified.as_result()["file"] == {"path": "/f", "text": "new"}
+    assert proposal(APPROVED, file).as_result()["file"]["text"] == "old"
     answered = proposal(APPROVED, ProposalRequest(Kind.QUESTION, "go?"), decision=Decision(APPROVED, answer="yes"))
-    assert result_of(answered)["answer"] == "yes" and "answer" not in result_of(proposal(APPROVED))
+    assert answered.as_result()["answer"] == "yes" and "answer" not in proposal(APPROVED).as_result()
     assert proposal(REJECTED).summary.notes == "fine" and proposal().summary.notes is None
     assert proposal(APPROVED, file).summary.path == "/f" and proposal().summary.path is None
 
@@ -215,4 +214,4 @@ def test_whatever_is_tried_in_whatever_order_a_proposal_ends_once_and_is_used_on
         assert (following.ask, following.action_hash, following.asked_by) == (OPERATION, current.action_hash, "bot")
         current = following
     assert ends <= 1 and uses <= 1
-    assert json.loads(json.dumps(result_of(current)))["status"] == current.status.value
+    assert json.loads(json.dumps(current.as_result()))["status"] == current.status.value

@@ -18,7 +18,6 @@ from shotclock.core.proposal import (
     ProposalRequest,
     ProposalStatus,
     ProposedFile,
-    result_of,
 )
 from shotclock.core.value_types import replace
 from shotclock.people import inbox as inbox_module
@@ -53,7 +52,7 @@ def test_an_approval_reaches_the_one_who_waits(home: Path):
             waiting = asyncio.create_task(inbox.wait(made.id, 20_000))
             await asyncio.sleep(0)
             await elsewhere.decide(made.id, APPROVE, ANN)
-            return result_of(await waiting)
+            return (await waiting).as_result()
 
     result = bounded(work)
     assert (result["status"], result["notes"], result["decided_by"]) == ("approved", "go", "ann")
@@ -177,7 +176,7 @@ def test_nobody_answers_and_the_proposal_remains_queued(home: Path):
             return seen, time.monotonic() - began, await inbox.list(status=PENDING)
 
     seen, took_s, queued = bounded(work)
-    assert result_of(seen)["notes"] == STILL_QUEUED
+    assert seen.as_result()["notes"] == STILL_QUEUED
     assert 0.2 <= took_s < 6
     assert [each.id for each in queued] == [seen.id]
 
@@ -230,7 +229,7 @@ def test_expired_is_said_to_whoever_waits_looks_lists_or_decides_and_is_never_re
             assert await code_of(inbox.decide(decided.id, REJECT, ANN)) == "PROPOSAL_EXPIRED"
             assert listed.id in [each.id for each in await inbox.list(status=EXPIRED)]
             assert await inbox.list(status=PENDING) == await inbox.list(status=ProposalStatus.REJECTED) == []
-            return [result_of(await inbox.wait(each.id, 0))["status"] for each in (waited, looked, listed, decided)]
+            return [(await inbox.wait(each.id, 0)).as_result()["status"] for each in (waited, looked, listed, decided)]
 
     assert bounded(work) == ["expired"] * 4
 
@@ -338,7 +337,7 @@ def test_the_largest_file_goes_through(home: Path):
             )
             made = await inbox.propose(ask, AGENT)
             await inbox.decide(made.id, Decision(ProposalStatus.MODIFIED, file_text="\n" * FILE_LIMIT), ANN)
-            return result_of(await inbox.wait(made.id, 1000)), await inbox.verify_audit()
+            return (await inbox.wait(made.id, 1000)).as_result(), await inbox.verify_audit()
 
     result, problems = bounded(work)
     assert result["file"]["text"] == "\n" * FILE_LIMIT and problems == []

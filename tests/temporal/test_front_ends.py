@@ -12,7 +12,7 @@ import pytest
 
 from shotclock.calls.principal import Principal, Role
 from shotclock.core.errors import Failure
-from shotclock.core.proposal import UNCONFIRMED, Decision, ProposalStatus
+from shotclock.core.proposal import Decision, ProposalStatus
 from shotclock.people.inbox import Inbox
 from shotclock.store.store import Store
 from shotclock.temporal._engine import TemporalEngine
@@ -382,7 +382,7 @@ def test_a_decision_that_cannot_be_sent_is_reported_and_the_look_goes_on(
                 await front_end.look()
                 assert front_end.problem == "cut off"
             with pytest.raises(Failure) as late:
-                await front_end.decide(second, YES, operator, UNCONFIRMED)
+                await front_end.decide(second, YES, operator)
             assert late.value.code == "ALREADY_DECIDED"
 
     running = [runs.start(None, "flow.yaml", "--run-id", run_id) for run_id in run_ids]

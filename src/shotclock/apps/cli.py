@@ -23,10 +23,9 @@ from ..calls.preloaded_zygote import Preloaded, Program
 from ..calls.runtime import Runtime
 from ..core.catalogue import Catalogue, CommandSpec, hyphenate
 from ..core.content_blocks import blocks_of, describe_block
-from ..core.envelope import Envelope, Problem, stop_problem
+from ..core.envelope import Envelope, Problem, refusal, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.limits import MAX_MS, Clocks, format_duration, parse_duration_ms
-from ..core.proposal import refusal
 from ..core.value_types import replace
 from ..core.visible_text import visible
 from ..dispatch.dispatcher import Dispatcher

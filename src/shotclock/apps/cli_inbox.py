@@ -17,7 +17,7 @@ from ..calls.principal import Principal, Role
 from ..core.envelope import Problem
 from ..core.errors import Ending, Failure
 from ..core.limits import parse_duration_ms
-from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Kind, Proposal, ProposalStatus, must_be_open
+from ..core.proposal import Confirmation, Decision, Kind, Proposal, ProposalStatus
 from ..core.proposal import may_decide as must_be_decider
 from ..core.value_types import replace, value
 from ..dispatch.engines import engine_at, engine_options
@@ -269,7 +269,7 @@ def _decidable(this: InboxCall, found: Outcome) -> Proposal:
     value: Any = found.value
     proposal: Proposal = value[0]
     must_be_decider(proposal, this.me.name)
-    must_be_open(proposal)
+    proposal.must_be_open()
     return proposal
 
 
@@ -285,7 +285,7 @@ def _confirm(proposal: Proposal, found: Outcome) -> str | None:
     return proposal.ask.confirmation
 
 
-def _decide(this: InboxCall, id: str, decision: Decision, confirmation: Confirmation = UNCONFIRMED) -> Outcome:
+def _decide(this: InboxCall, id: str, decision: Decision, confirmation: Confirmation = Confirmation()) -> Outcome:
     return _change(this, lambda inbox: inbox.decide(id, decision, this.me, confirmation))
 
 

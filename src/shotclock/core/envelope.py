@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from .errors import Ending, ErrorEntry, SideEffects, error_entry, may_retry, side_effects_of, warning_summary
+from .errors import Ending, ErrorEntry, Failure, SideEffects, error_entry, may_retry, side_effects_of, warning_summary
 from .limits import Fired
 from .value_types import entity, value
 
@@ -33,6 +33,11 @@ Warning_ = dict[str, object]
 
 def join_problems(problems: Sequence[dict[str, str]]) -> str:
     return "; ".join(f"{problem['field']}: {problem['message']}" for problem in problems)
+
+
+def refusal(problems: Sequence[dict[str, str]]) -> Failure:
+    """Return the Failure that names every problem at once."""
+    return Failure("ARG_ERROR", join_problems(problems), context={"errors": problems})
 
 
 @entity

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
-from .envelope import join_problems
 from .errors import Failure
 from .limits import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
 from .value_types import as_dict, fields_of, replace, value
@@ -151,9 +150,6 @@ class Confirmation:
     typed: str | None = None  # for a destructive action
 
 
-UNCONFIRMED = Confirmation()
-
-
 def canonical(value: JSON) -> str:
     """Return one text for one value, with its keys sorted. Raises ValueError or TypeError where it is not JSON."""
     try:
@@ -211,6 +207,13 @@ class Summary:
     @property
     def is_open(self) -> bool:
         return self.status.is_open
+
+
+_NOTES = {
+    ProposalStatus.PENDING: STILL_QUEUED,
+    ProposalStatus.EXPIRED: "it expired before it was decided",
+    ProposalStatus.WITHDRAWN: "withdrawn by the agent that proposed it",
+}
 
 
 @value
@@ -306,6 +309,46 @@ class Proposal:
             return self.decision.file_text
         return None if self.ask.file is None else self.ask.file.proposed
 
+    def must_be_open(self) -> None:
+        """Raise Failure with its end and its author, unless it is open."""
+        if self.is_open:
+            return
+        context: dict[str, object] = {"proposal_id": self.id, "status": self.status.value}
+        if self.status is ProposalStatus.EXPIRED:
+            context["expires_at"] = self.expires_at.iso()
+            why = ": the work that asked had no time left" if self.ended_with_its_work else ""
+            raise Failure("PROPOSAL_EXPIRED", f"{self.id} expired at {self.expires_at}{why}", context=context)
+        if self.decided_at is None:
+            message = f"{self.id} was withdrawn by {self.asked_by}"
+            raise Failure("PROPOSAL_WITHDRAWN", message, context=context)
+        context |= {"decided_by": self.decided_by, "decided_at": self.decided_at.iso()}
+        message = f"{self.id} was {self.status} by {self.decided_by} at {self.decided_at}"
+        raise Failure("ALREADY_DECIDED", message, context=context)
+
+    def as_result(self) -> dict[str, JSON]:
+        """Return the result for the agent, in one shape for every status.
+
+        `arguments`, `file` and `answer` are present only if they may be acted upon.
+        """
+        decision = self.decision
+        result: dict[str, JSON] = {
+            "status": self.status.value,
+            "proposal_id": self.id,
+            "notes": decision.notes if decision is not None else _NOTES[self.status],
+            "title": self.ask.title,
+            "expires_at": self.expires_at.iso(),
+        }
+        if self.status.allows:
+            if self.arguments is not None:
+                result["arguments"] = dict(self.arguments)
+            if self.ask.file is not None:
+                result["file"] = {"path": self.ask.file.path, "text": self.file_text}
+            if self.ask.kind is Kind.QUESTION and decision is not None:
+                result["answer"] = decision.answer
+        if self.decided_by is not None and self.decided_at is not None:
+            result |= {"decided_by": self.decided_by, "decided_at": self.decided_at.iso()}
+        return result
+
 
 # --- transitions ------------------------------------------------------------------------------------------------
 
@@ -317,14 +360,14 @@ def apply_decision(
     now: WallTime,
     *,
     via: str | None = None,
-    confirmation: Confirmation = UNCONFIRMED,
+    confirmation: Confirmation = Confirmation(),
 ) -> Proposal:
     """Return it decided. Raises Failure unless it is open, this person may decide it, and the action is the one shown.
 
     `problems_with_decision` checks the decision itself.
     """
     may_decide(proposal, by)
-    must_be_open(proposal)
+    proposal.must_be_open()
     if confirmation.action_hash not in (None, proposal.action_hash):
         raise Failure("ACTION_CHANGED", f"{proposal.id} proposes another action than the one that was decided on")
     if decision.status.allows and proposal.ask.policy.destructive:
@@ -338,7 +381,7 @@ def apply_decision(
 
 
 def apply_expiry(proposal: Proposal) -> Proposal:
-    must_be_open(proposal)
+    proposal.must_be_open()
     return replace(proposal, status=ProposalStatus.EXPIRED)
 
 
@@ -346,14 +389,14 @@ def apply_withdrawal(proposal: Proposal, by: str) -> Proposal:
     """Return it withdrawn. Raises Failure unless it is open and was proposed by the same agent."""
     if by != proposal.asked_by:
         raise Failure("NOT_ALLOWED", f"{proposal.id} was proposed by {proposal.asked_by}, who alone may withdraw it")
-    must_be_open(proposal)
+    proposal.must_be_open()
     return replace(proposal, status=ProposalStatus.WITHDRAWN)
 
 
 def apply_extension(proposal: Proposal, by_ms: int, by: str) -> Proposal:
     """Return it with a later end and a new reminder. Raises Failure unless it is open and this person may decide it."""
     may_decide(proposal, by)
-    must_be_open(proposal)
+    proposal.must_be_open()
     if type(by_ms) is not int or not 0 < by_ms <= MAX_MS:
         raise Failure("ARG_ERROR", "a proposal is extended by a time from 1ms to ten years")
     expires_at = WallTime(min(LATEST_MS, proposal.expires_at.ms + by_ms))
@@ -389,62 +432,7 @@ def apply_outcome(proposal: Proposal, outcome: ActionOutcome, *, unused: bool = 
     return replace(proposal, outcome=outcome)
 
 
-def refusal(problems: Problems) -> Failure:
-    return Failure("ARG_ERROR", join_problems(problems), context={"errors": problems})
-
-
 def may_decide(proposal: Proposal, by: str) -> None:
     deciders = proposal.ask.policy.deciders
     if deciders and by not in deciders:
         raise Failure("NOT_ALLOWED", f"{proposal.id} is for {', '.join(deciders)} to decide, not for {by}")
-
-
-def must_be_open(proposal: Proposal) -> None:
-    """Raise Failure with the end of the proposal and its author, unless it is open."""
-    if proposal.is_open:
-        return
-    context: dict[str, object] = {"proposal_id": proposal.id, "status": proposal.status.value}
-    if proposal.status is ProposalStatus.EXPIRED:
-        context["expires_at"] = proposal.expires_at.iso()
-        why = ": the work that asked had no time left" if proposal.ended_with_its_work else ""
-        raise Failure("PROPOSAL_EXPIRED", f"{proposal.id} expired at {proposal.expires_at}{why}", context=context)
-    if proposal.decided_at is None:
-        message = f"{proposal.id} was withdrawn by {proposal.asked_by}"
-        raise Failure("PROPOSAL_WITHDRAWN", message, context=context)
-    context |= {"decided_by": proposal.decided_by, "decided_at": proposal.decided_at.iso()}
-    message = f"{proposal.id} was {proposal.status} by {proposal.decided_by} at {proposal.decided_at}"
-    raise Failure("ALREADY_DECIDED", message, context=context)
-
-
-# --- the result for the agent -------------------------------------------------------------------------------------
-
-_NOTES = {
-    ProposalStatus.PENDING: STILL_QUEUED,
-    ProposalStatus.EXPIRED: "it expired before it was decided",
-    ProposalStatus.WITHDRAWN: "withdrawn by the agent that proposed it",
-}
-
-
-def result_of(proposal: Proposal) -> dict[str, JSON]:
-    """Return the result for the agent, in one shape for every status.
-
-    `arguments`, `file` and `answer` are present only if they may be acted upon.
-    """
-    decision = proposal.decision
-    result: dict[str, JSON] = {
-        "status": proposal.status.value,
-        "proposal_id": proposal.id,
-        "notes": decision.notes if decision is not None else _NOTES[proposal.status],
-        "title": proposal.ask.title,
-        "expires_at": proposal.expires_at.iso(),
-    }
-    if proposal.status.allows:
-        if proposal.arguments is not None:
-            result["arguments"] = dict(proposal.arguments)
-        if proposal.ask.file is not None:
-            result["file"] = {"path": proposal.ask.file.path, "text": proposal.file_text}
-        if proposal.ask.kind is Kind.QUESTION and decision is not None:
-            result["answer"] = decision.answer
-    if proposal.decided_by is not None and proposal.decided_at is not None:
-        result |= {"decided_by": proposal.decided_by, "decided_at": proposal.decided_at.iso()}
-    return result

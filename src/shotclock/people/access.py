@@ -14,8 +14,8 @@ import re
 import secrets
 
 from ..calls.principal import Principal, Role
+from ..core.envelope import refusal
 from ..core.limits import MAX_MS, WallTime
-from ..core.proposal import refusal
 from ..core.value_types import value
 from ..store.audit import Token
 from ..store.store import Store

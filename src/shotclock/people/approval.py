@@ -39,7 +39,6 @@ from ..core.proposal import (
     ProposedFile,
     canonical,
     digest,
-    result_of,
 )
 from ..core.value_types import replace
 from ..core.visible_text import HIDDEN
@@ -329,7 +328,7 @@ def _make_approved_arguments(
         approved[JUSTIFICATION] = proposal.ask.justification
     if file.decision is not None:
         shown = {"path": file.path, "text": proposal.file_text, "current": proposal.ask.file.current}
-        approved[file.decision] = {**result_of(proposal), "file": shown}
+        approved[file.decision] = {**proposal.as_result(), "file": shown}
     return approved
 
 

@@ -21,11 +21,10 @@ from typing import Any, TypeVar
 
 from ..calls.principal import Principal
 from ..calls.supervised_commands import run_shielded
-from ..core.envelope import shorten
+from ..core.envelope import refusal, shorten
 from ..core.errors import Failure
 from ..core.limits import LATEST_MS, Deadline, WallTime
 from ..core.proposal import (
-    UNCONFIRMED,
     ActionOutcome,
     Confirmation,
     Decision,
@@ -35,7 +34,6 @@ from ..core.proposal import (
     ProposalStatus,
     Runner,
     Summary,
-    refusal,
 )
 from ..core.value_types import value
 from ..core.visible_text import HIDDEN, looks_secret
@@ -259,7 +257,7 @@ class Inbox:
     # --- for operators --------------------------------------------------------------------------------------
 
     async def decide(
-        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
+        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = Confirmation()
     ) -> Proposal:
         """Record a decision. Of two at once one wins, and the other one's Failure names the winner."""
         by.must_be_operator("decide")

@@ -33,7 +33,7 @@ from ..core.limits import (
     format_duration,
     parse_duration_ms,
 )
-from ..core.proposal import InboxLimits, Proposal, ProposalRequest, ProposalStatus, Summary, result_of
+from ..core.proposal import InboxLimits, Proposal, ProposalRequest, ProposalStatus, Summary
 from ..core.value_types import value
 from ..supervise.clock import monotonic_ns, wall_time
 from ..supervise.kernel import is_alive
@@ -236,7 +236,7 @@ def run_of(proposal: Proposal | Summary, dispatched: bool, last_use: LastUse | N
 def describe_proposal(proposal: Proposal) -> dict[str, object]:
     """Return the result of a proposal with the state of its action."""
     run = run_of(proposal, proposal.ask.dispatched)
-    return {**result_of(proposal), **({} if run is None else {"run": run})}
+    return {**proposal.as_result(), **({} if run is None else {"run": run})}
 
 
 def outcome_of(proposal: Proposal, waited_ms: int, budget_ms: int, again: str | None = None) -> Outcome:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.envelope import refusal
 from ..core.json_values import JSON_TYPES, has_json_type, is_deeper_than
 from ..core.limits import MAX_MS
 from ..core.proposal import (
@@ -18,8 +19,6 @@ from ..core.proposal import (
     ProposalRequest,
     ProposalStatus,
     may_decide,
-    must_be_open,
-    refusal,
 )
 
 TITLE_LIMIT = 200
@@ -79,7 +78,7 @@ def problems_with_key(key: str | None) -> Problems:
 def check_decision(proposal: Proposal, decision: Decision, by: str) -> None:
     """Raise Failure unless this person may make this decision now."""
     may_decide(proposal, by)
-    must_be_open(proposal)
+    proposal.must_be_open()
     if problems := problems_with_decision(proposal.ask, decision):
         raise refusal(problems)
 

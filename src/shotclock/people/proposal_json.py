@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from ..calls.principal import Principal, Role
+from ..core.envelope import refusal
 from ..core.errors import Failure
 from ..core.json_values import to_json
 from ..core.limits import DurationError, parse_duration_ms
@@ -26,7 +27,6 @@ from ..core.proposal import (
     ProposalStatus,
     ProposedFile,
     Summary,
-    refusal,
 )
 from ..core.value_types import fields_of, replace
 from ..core.visible_text import visible

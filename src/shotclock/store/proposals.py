@@ -19,7 +19,6 @@ from ..core.errors import Failure
 from ..core.json_values import to_json
 from ..core.limits import LATEST_MS, WallTime
 from ..core.proposal import (
-    UNCONFIRMED,
     ActionOutcome,
     Confirmation,
     Decision,
@@ -36,7 +35,6 @@ from ..core.proposal import (
     apply_use,
     apply_withdrawal,
     digest,
-    must_be_open,
 )
 from ..core.value_types import replace, value
 from ._database import CLOCK_SLACK_MS, Database, Table, Transaction, check_count, decode_text, json_text
@@ -109,7 +107,7 @@ class Proposals(Table):
         now: WallTime,
         *,
         via: str | None = None,
-        confirmation: Confirmation = UNCONFIRMED,
+        confirmation: Confirmation = Confirmation(),
     ) -> Proposal:
         """Record a checked decision. Raises Failure unless the proposal was open until now."""
         details = {"notes": decision.notes, "decision": digest(to_json(decision)), **({"via": via} if via else {})}
@@ -132,7 +130,7 @@ class Proposals(Table):
         """Move the end with the later end of the work that asks. Raises Failure unless it is open and ends later."""
 
         def step(proposal: Proposal) -> Proposal:
-            must_be_open(proposal)
+            proposal.must_be_open()
             if (expires_at := proposal.expires_by(until)) <= proposal.expires_at:
                 raise Failure("NOT_EXTENDABLE", f"{id} does not end later")
             return replace(proposal, expires_at=expires_at)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..core.envelope import join_problems
+from ..core.envelope import refusal
 from ..core.errors import Failure
 from ..core.limits import DurationError, ProcessIdentity, WallTime, parse_duration_ms
 from ..core.value_types import as_dict, replace, value
@@ -169,7 +169,7 @@ def read_retention(environment: Mapping[str, str]) -> Retention:
             except (DurationError, ValueError) as error:
                 errors.append({"field": variable, "message": str(error)})
     if errors:
-        raise Failure("ARG_ERROR", join_problems(errors), context={"errors": errors})
+        raise refusal(errors)
     return replace(Retention(), **limits)
 
 

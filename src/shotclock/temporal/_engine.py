@@ -36,7 +36,7 @@ from ..calls.principal import Principal
 from ..core.envelope import Envelope, Problem, Warning_, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
-from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal, apply_decision, result_of
+from ..core.proposal import Confirmation, Decision, Proposal, apply_decision
 from ..core.trace import TraceContext
 from ..core.value_types import replace
 from ..flows.check.lint import identity
@@ -384,7 +384,7 @@ class TemporalEngine:
 
     def _parked_answer(self, run_id: str, progress: Progress, budget_ms: int) -> Envelope:
         states = {name: StepState.from_record(record) for name, record in progress["steps"].items()}
-        waiting = [result_of(read_exported(each["record"])) for each in progress["waiting"] if "record" in each]
+        waiting = [read_exported(each["record"]).as_result() for each in progress["waiting"] if "record" in each]
         call = admit(f"run {progress['name']}", Clocks(timeout_ms=0), caller=TraceContext(progress["trace_id"]))
         return answer(call, park_outcome(run_id, progress["name"], states, waiting, budget_ms, self.where))
 
@@ -548,7 +548,12 @@ class TemporalEngine:
             raise Failure("CONNECTION_LOST", text) from None
 
     async def decide(
-        self, run_id: str, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
+        self,
+        run_id: str,
+        proposal_id: str,
+        decision: Decision,
+        by: Principal,
+        confirmation: Confirmation = Confirmation(),
     ) -> Proposal:
         by.must_be_operator("decide")
         for asked in (await read_progress(await self.handle(run_id), SEEN_LIMIT))["waiting"]:

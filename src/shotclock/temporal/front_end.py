@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 from ..calls.control_channel import RunOrder
 from ..calls.principal import Principal
 from ..core.errors import Failure
-from ..core.proposal import Confirmation, Decision, Proposal, ProposalStatus, must_be_open
+from ..core.proposal import Confirmation, Decision, Proposal, ProposalStatus
 from ..core.value_types import value
 from ..flows.run.state import JsonObject, Status
 from ..people.audit_file import AuditFile
@@ -222,7 +222,7 @@ class FrontEnd:
         except Failure as failure:
             if failure.code == "ALREADY_DECIDED":  # the store says by whom after a look
                 await self.look()
-                must_be_open(await self._read(proposal_id))
+                (await self._read(proposal_id)).must_be_open()
             raise
         await asyncio.to_thread(self._write_end, proposal_id, export_proposal(decided))
         self._open.pop(proposal_id, None)

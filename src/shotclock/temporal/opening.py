@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..calls.principal import Principal
 from ..core.errors import Failure
-from ..core.proposal import UNCONFIRMED, Confirmation, Decision, Proposal
+from ..core.proposal import Confirmation, Decision, Proposal
 from ..store.audit import Entry
 from ..store.store import Store
 from .connection import Address, check_url, read_address, require_sdk
@@ -65,7 +65,7 @@ class EngineInbox:
         return []  # the trail of a proposal is in the stores that handled it
 
     async def decide(
-        self, id: str, decision: Decision, by: Principal, confirmation: Confirmation = UNCONFIRMED
+        self, id: str, decision: Decision, by: Principal, confirmation: Confirmation = Confirmation()
     ) -> Proposal:
         """Decide a proposal, which counts once its run has accepted it."""
         run_id, _ = await self._find(id)

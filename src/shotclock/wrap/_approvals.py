@@ -18,9 +18,10 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 from ..calls.principal import ANONYMOUS
+from ..core.envelope import refusal
 from ..core.errors import Failure
 from ..core.limits import format_duration
-from ..core.proposal import ActionOutcome, Kind, Policy, Proposal, ProposalRequest, Runner, canonical, refusal
+from ..core.proposal import ActionOutcome, Kind, Policy, Proposal, ProposalRequest, Runner, canonical
 from ..core.value_types import entity, replace, value
 from ..people.access import make_id
 from ..people.announcer import Announcer

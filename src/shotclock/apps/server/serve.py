@@ -22,7 +22,7 @@ from ...calls.preloaded_zygote import Program
 from ...calls.runtime import Runtime
 from ...core.catalogue import DEFAULT_BUDGET_MS, Catalogue
 from ...core.content_blocks import LONGEST_CONTENT
-from ...core.envelope import join_problems
+from ...core.envelope import refusal
 from ...core.errors import Failure
 from ...core.limits import Clocks, DurationError, WallTime, format_duration, parse_duration_ms
 from ...core.value_types import replace, value
@@ -226,7 +226,7 @@ def serve_app(app: ServedApp, **written: Any) -> None:
     """Serve an App from its own program; its functions run elsewhere. Raises Failure, and SystemExit at a signal."""
     options, found = options_of(**written)
     if mistakes := [{"field": field, "message": message} for field, message in found.items()]:
-        raise Failure("ARG_ERROR", join_problems(mistakes), context={"errors": mistakes})
+        raise refusal(mistakes)
     runtime = Runtime(
         program=app.program,
         clocks=app.clocks,

@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from ...core.envelope import join_problems
-from ...core.errors import Failure
+from ...core.envelope import refusal
 from ...core.json_values import Read, as_plain, read_json
 from ...core.limits import DurationError, parse_duration_ms
 from ...core.references import REFERENCE, unset_message, value_of
@@ -190,7 +189,7 @@ def check_inputs(workflow: WorkflowFile, values: Mapping[str, Any]) -> dict[str,
         except ValueError as error:
             errors.append({"field": f"inputs.{name}", "message": str(error)})
     if errors:
-        raise Failure("ARG_ERROR", join_problems(errors), context={"errors": errors})
+        raise refusal(errors)
     return checked
 
 

@@ -23,7 +23,6 @@ from ...core.envelope import Envelope, Problem, Warning_, warning
 from ...core.errors import Failure
 from ...core.limits import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime
 from ...core.overtime import ObserverKind
-from ...core.proposal import result_of
 from ...core.trace import TraceContext
 from ...core.value_types import entity, field, replace, value
 from ...core.visible_text import looks_secret
@@ -505,7 +504,7 @@ class _Run:
     async def _park(self, scheduler: Scheduler, context: RunContext) -> Envelope:
         run_id, states, person_wait = self.request.run_id, scheduler.states, context.shared.person_wait
         proposals = [
-            dict(each.shown) if isinstance(each, ForeignProposal) else result_of(each)
+            dict(each.shown) if isinstance(each, ForeignProposal) else each.as_result()
             for each in person_wait.parked_on.values()
         ]
         waiting = context.redaction.value(proposals)
