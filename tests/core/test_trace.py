@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shotclock.core.trace import LONGEST_STATE, TraceContext, parse_trace, span_id_of, trace_from_variables
+from shotclock.core.trace import LONGEST_STATE, TraceContext, span_id_of, trace_from_variables
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 hexes = st.text("0123456789abcdef", min_size=16, max_size=16).filter(lambda text: text.strip("0"))
@@ -14,7 +14,7 @@ hexes = st.text("0123456789abcdef", min_size=16, max_size=16).filter(lambda text
 @given(hexes, hexes, hexes, st.booleans())
 def test_what_is_written_is_read_again(first: str, second: str, span_id: str, sampled: bool):
     written = TraceContext(first + second, span_id, sampled, "rojo=1")
-    assert parse_trace(written.traceparent, "rojo=1") == written
+    assert TraceContext.parse(written.traceparent, "rojo=1") == written
     assert trace_from_variables(written.as_variables()) == written
 
 
@@ -40,28 +40,28 @@ def test_what_is_no_traceparent_is_nothing():
         f"00-{TRACE_ID[:-1]}٣-{SPAN_ID}-01",
         f"01-{TRACE_ID}-{SPAN_ID}-01-" + "x" * 10_000,
     ]:
-        assert parse_trace(garbage, "rojo=1") is None
+        assert TraceContext.parse(garbage, "rojo=1") is None
 
 
 @given(st.text())
 def test_no_text_is_an_error(text: str):
-    parse_trace(text, text)
+    TraceContext.parse(text, text)
 
 
 def test_a_later_version_is_read_as_far_as_it_is_known():
-    assert parse_trace(f"cc-{TRACE_ID}-{SPAN_ID}-01-what-the-future-brings") == TraceContext(TRACE_ID, SPAN_ID)
-    assert parse_trace(f" 00-{TRACE_ID}-{SPAN_ID}-01 ") == TraceContext(TRACE_ID, SPAN_ID)
+    assert TraceContext.parse(f"cc-{TRACE_ID}-{SPAN_ID}-01-what-the-future-brings") == TraceContext(TRACE_ID, SPAN_ID)
+    assert TraceContext.parse(f" 00-{TRACE_ID}-{SPAN_ID}-01 ") == TraceContext(TRACE_ID, SPAN_ID)
 
 
 def test_only_the_lowest_flag_says_that_it_is_sampled():
     for flags, sampled in [("00", False), ("01", True), ("02", False), ("03", True), ("ff", True)]:
-        trace = parse_trace(f"00-{TRACE_ID}-{SPAN_ID}-{flags}")
+        trace = TraceContext.parse(f"00-{TRACE_ID}-{SPAN_ID}-{flags}")
         assert trace is not None and trace.sampled is sampled
 
 
 def test_a_state_that_no_header_could_carry_is_left_out_alone():
     for state in ["a=1\nEvil: yes", "a=ä", "a=" + "1" * LONGEST_STATE, 7, None]:
-        assert parse_trace(f"00-{TRACE_ID}-{SPAN_ID}-01", state) == TraceContext(TRACE_ID, SPAN_ID)
+        assert TraceContext.parse(f"00-{TRACE_ID}-{SPAN_ID}-01", state) == TraceContext(TRACE_ID, SPAN_ID)
 
 
 def test_each_call_of_a_process_has_a_span_of_its_own():

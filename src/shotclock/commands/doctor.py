@@ -24,7 +24,7 @@ from .._version import __version__
 from ..calls.call import admit
 from ..calls.commands import assign
 from ..core.limits import NS_PER_MS, Clocks, format_duration
-from ..core.trace import TRACEPARENT_VARIABLE, parse_trace
+from ..core.trace import TRACEPARENT_VARIABLE, TraceContext
 from ..core.value_types import as_dict, field, record, value
 from ..supervise import foreground, forked, input_wait, kernel, kill
 from ..supervise.clock import monotonic_ns, wall_seconds
@@ -309,7 +309,7 @@ def _read_deadline(pid: int) -> tuple[int, str] | None:
     deadline = variables.get(DEADLINE_VARIABLE.encode(), b"")
     if not deadline.isdigit() or len(deadline) >= 20:
         return None
-    trace = parse_trace(variables.get(TRACEPARENT_VARIABLE.encode(), b"").decode(errors="replace"))
+    trace = TraceContext.parse(variables.get(TRACEPARENT_VARIABLE.encode(), b"").decode(errors="replace"))
     return int(deadline), "" if trace is None else trace.trace_id
 
 

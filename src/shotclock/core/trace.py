@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from .value_types import value
 
@@ -26,6 +26,22 @@ class TraceContext:
     sampled: bool = True
     state: str = ""
 
+    @staticmethod
+    def parse(traceparent: object, tracestate: object = None) -> TraceContext | None:
+        """Parse a traceparent; None where it is invalid. Later versions are read as far as the standard allows."""
+        if not isinstance(traceparent, str):
+            return None
+        text = traceparent.strip(" \t")
+        found = re.fullmatch(_PARENT, text) if len(text) <= LONGEST_STATE else None
+        if found is None or (found[1] == "00" and found[5] is not None):
+            return None
+        return TraceContext(found[2], found[3], bool(int(found[4], 16) & 1), _state(tracestate))
+
+    @staticmethod
+    def carried_by(carrier: Mapping[str, object]) -> TraceContext | None:
+        """Read the trace of headers or of `_meta`."""
+        return TraceContext.parse(carrier.get(TRACEPARENT), carrier.get(TRACESTATE))
+
     @property
     def trace(self) -> TraceContext:
         """Return itself: it has the interface of a call."""
@@ -45,19 +61,13 @@ class TraceContext:
             carried[TRACESTATE] = self.state
         return carried
 
+    def add_to(self, headers: MutableMapping[str, str]) -> None:
+        """Add the headers, unless there is a trace already."""
+        if TRACEPARENT not in map(str.lower, headers):
+            headers.update(self.as_headers())
+
     def as_variables(self) -> dict[str, str]:
         return {name.upper(): value for name, value in self.as_headers().items()}
-
-
-def parse_trace(traceparent: object, tracestate: object = None) -> TraceContext | None:
-    """Parse a traceparent; None where it is invalid. Later versions are read as far as possible, by the standard."""
-    if not isinstance(traceparent, str):
-        return None
-    text = traceparent.strip(" \t")
-    found = re.fullmatch(_PARENT, text) if len(text) <= LONGEST_STATE else None
-    if found is None or (found[1] == "00" and found[5] is not None):
-        return None
-    return TraceContext(found[2], found[3], bool(int(found[4], 16) & 1), _state(tracestate))
 
 
 def span_id_of(request_id: str) -> str:
@@ -69,7 +79,7 @@ def span_id_of(request_id: str) -> str:
 
 
 def trace_from_variables(environment: Mapping[str, str]) -> TraceContext | None:
-    return parse_trace(environment.get(TRACEPARENT_VARIABLE), environment.get(TRACESTATE_VARIABLE))
+    return TraceContext.parse(environment.get(TRACEPARENT_VARIABLE), environment.get(TRACESTATE_VARIABLE))
 
 
 def _state(written: object) -> str:

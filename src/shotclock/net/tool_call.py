@@ -25,7 +25,6 @@ from ..core.envelope import ENVELOPE_KEY, Envelope, Problem, restore_data
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_plain, warn_of_kept
 from ..core.limits import NS_PER_MS, ClockKind, Fired, in_seconds, reserve_ms_for
-from ..core.trace import TRACEPARENT
 from ..core.value_types import value
 from ..supervise.clock import monotonic_ns
 
@@ -197,8 +196,7 @@ class _ToolCall(Work):
 
     async def _by_url(self) -> tuple[Outcome, Any]:
         headers = dict(self._request.headers)
-        if TRACEPARENT not in map(str.lower, headers):
-            headers |= self._admission.trace.as_headers()
+        self._admission.trace.add_to(headers)
         problem = await self._hold_conversation(self._conversation.over_http(self._request.url, headers))
         return self._judge(problem, Ending.CANCELLED)
 

@@ -34,7 +34,7 @@ from ..core.catalogue import HandlerReference, Operation
 from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import NS_PER_MS, Clocks
-from ..core.trace import parse_trace
+from ..core.trace import TraceContext
 from ..core.value_types import as_dict, replace, value
 from ..supervise import private_socket
 from ..supervise.clock import monotonic_ns, pause
@@ -322,7 +322,7 @@ class Daemon:
         await self._runtime.__aenter__()
 
     async def _execute(self, request: dict[str, Any], send: Send, reader: asyncio.StreamReader) -> Envelope:
-        began_ns, trace = monotonic_ns(), parse_trace(request.get("traceparent"))
+        began_ns, trace = monotonic_ns(), TraceContext.carried_by(request)
         try:
             execution = read_execution(request.get("execution"))
             if self._holder is not None:

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from ..calls.call import Effects
 from ..core.limits import NS_PER_MS, ClockKind
 from ..core.proposal import digest
-from ..core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
+from ..core.trace import TraceContext
 from ..core.value_types import record, value
 from ._limits import CallLimits
 from ._messages import HARMLESS, LONGEST_REPEATED, Key, RpcMessage, key_of
@@ -220,5 +220,5 @@ def new_request(message: RpcMessage, now_ns: int) -> ClientRequest:
         token=key_of(message.meta.get("progressToken")),
         held_ns=now_ns,
         sign_ns=now_ns,
-        trace=parse_trace(message.meta.get(TRACEPARENT), message.meta.get(TRACESTATE)),
+        trace=TraceContext.carried_by(message.meta),
     )

@@ -28,7 +28,7 @@ from ...core.catalogue import DEFAULT_BUDGET_MS
 from ...core.envelope import Envelope, Problem, stop_problem, warning
 from ...core.errors import Ending, Failure
 from ...core.limits import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, format_duration
-from ...core.trace import TRACEPARENT, TRACESTATE, TraceContext, parse_trace
+from ...core.trace import TraceContext
 from ...core.value_types import record
 from ...dispatch.dispatcher import Dispatcher
 from ...supervise.clock import monotonic_ns
@@ -278,7 +278,7 @@ class ToolCallMiddleware:
     def _trace(self, request: object, meta: Mapping[str, Any] | None) -> TraceContext:
         """Return the trace of the sender, else that of the server's starter, else a new one."""
         for carrier in (meta, getattr(request, "headers", None)):
-            if carrier and (trace := parse_trace(carrier.get(TRACEPARENT), carrier.get(TRACESTATE))) is not None:
+            if carrier and (trace := TraceContext.carried_by(carrier)) is not None:
                 return trace
         ours = self.dispatcher.runtime.trace
         return ours if ours.span_id else new_trace()

@@ -25,7 +25,6 @@ from ...calls.supervised_commands import run_shielded
 from ...core.envelope import Problem
 from ...core.errors import Ending, SideEffects
 from ...core.limits import ClockKind
-from ...core.trace import TRACEPARENT
 from ...core.validation import field
 from ...core.value_types import replace
 from ...core.visible_text import is_secret_header
@@ -217,8 +216,7 @@ class HttpExchange(Work):
         self._at = f"{request.method} {show_url(request.url)}"
         if (bell := self.admission.bound.bell) is not None:
             request.headers["Shotclock-Remaining-Ms"] = str(bell.remaining_ms(monotonic_ns()))
-        if TRACEPARENT not in request.headers:  # the step may set its own
-            request.headers.update(self.admission.trace.as_headers())
+        self.admission.trace.add_to(request.headers)  # the step may set its own
 
     async def trace(self, event: str, _: Mapping[str, Any]) -> None:
         """Record a stage as a sign of life, and whether the request was sent."""
