@@ -20,6 +20,7 @@ import pytest
 
 from shotclock.calls import control_channel
 from shotclock.calls.control import control_of, live_calls
+from shotclock.calls.control_channel import RunOrder
 from shotclock.core.envelope import Envelope
 from shotclock.flows.report.words import news_in_words
 from shotclock.store.store import Store
@@ -418,7 +419,7 @@ def test_what_is_decided_while_others_keep_the_store_busy_is_written_down_while_
         with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             for meant in ({"run": run_id}, {"run": run_id, "step": "a"}):
-                await control_channel.extend(control_channel.find_calls(meant), 5000, "alice")
+                await RunOrder("", None, "alice", 5000).act_on(control_channel.find_calls(meant))
             other.execute("ROLLBACK")
         async with asyncio.timeout(START_S):
             while not store.runs.steps(run_id)["a"].record.get("overtime"):
@@ -459,7 +460,7 @@ def test_no_further_item_or_try_of_a_step_begins_once_somebody_winds_it_down(run
                 await asyncio.sleep(0.02)
         (run_id,) = control_channel.runs
         for name in ("each", "again"):
-            await control_channel.wind_down(control_channel.find_calls({"run": run_id, "step": name}), "alice", "")
+            await RunOrder("", None, "alice", None).act_on(control_channel.find_calls({"run": run_id, "step": name}))
 
     tasks = []
 

@@ -45,7 +45,37 @@ NOTHING_SEEN: Mapping[str, tuple[int, int]] = {}
 
 T = TypeVar("T")
 
-live_calls: dict[str, Call] = {}  # the unanswered calls of this process by request id, oldest first
+
+class LiveCalls(dict[str, Call]):
+    """The unanswered calls of this process by request id, oldest first."""
+
+    def enter(self, call: Call) -> None:
+        control_of(call)
+        self[call.request_id] = call
+
+    def leave(self, call: Call) -> None:
+        self.pop(call.request_id, None)
+        outer = call.inside_of
+        if outer is not None and outer.control is not None and call.name != OBSERVER_NAME:
+            outer.control.record_sign_of_life()
+        if call.control is not None:
+            call.control.close()
+            call.control = None  # they refer to each other, and would both wait for the garbage collector
+
+    def inside(self, call: Call) -> Iterator[Call]:
+        """Yield the calls that were made inside another, at any depth."""
+        for other in list(self.values()):
+            above = other.inside_of
+            while above is not None and above is not call:
+                above = above.inside_of
+            if above is call:
+                yield other
+
+    def made_by(self, call: Call) -> list[Call]:
+        return [other for other in list(self.values()) if other.inside_of is call]
+
+
+live_calls = LiveCalls()
 
 
 Observe = Callable[[Call, dict[str, Any]], Awaitable[OvertimeDecision]]
@@ -253,7 +283,7 @@ class CallControl:
     async def _summarise(self, overtime: Overtime) -> dict[str, Any]:
         """Return the summary of the call for its observer, bounded in size and time."""
         call, now_ns = self.call, monotonic_ns()
-        inner = list(calls_inside(call))
+        inner = list(live_calls.inside(call))
         view, *views = await _look_at([call, *inner])
         bell = call.bound.bell
         seen = {
@@ -319,7 +349,7 @@ class CallControl:
             return False
         if before.bell is not None:
             self._former_bells += (before.bell,)
-        for inner in calls_made_by(call):
+        for inner in live_calls.made_by(call):
             if inner.time.parent is not None and inner.time.parent is before.bell:
                 control = control_of(inner)
                 control.loop.call_soon_threadsafe(control.follow_caller, moved.bell)
@@ -449,7 +479,7 @@ class CallControl:
         if current is None:
             self._report(stop)
         for_inner = _shorten(stop, call)
-        for inner in calls_made_by(call):  # each passes it on to the calls inside it
+        for inner in live_calls.made_by(call):  # each passes it on to the calls inside it
             control = control_of(inner)
             control.loop.call_soon_threadsafe(control.follow_wind_down, for_inner)
         return call.winding_down
@@ -515,35 +545,6 @@ async def act_on(call: Call, act: Callable[[CallControl], T]) -> T:
         return act(control)
     async with asyncio.timeout(ACT_LIMIT_S):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(acting(), control.loop))
-
-
-def enter(call: Call) -> None:
-    control_of(call)
-    live_calls[call.request_id] = call
-
-
-def leave(call: Call) -> None:
-    live_calls.pop(call.request_id, None)
-    outer = call.inside_of
-    if outer is not None and outer.control is not None and call.name != OBSERVER_NAME:
-        outer.control.record_sign_of_life()
-    if call.control is not None:
-        call.control.close()
-        call.control = None  # they refer to each other, and would both wait for the garbage collector
-
-
-def calls_inside(call: Call) -> Iterator[Call]:
-    """Yield the running calls that were made inside another, at any depth."""
-    for other in list(live_calls.values()):
-        above = other.inside_of
-        while above is not None and above is not call:
-            above = above.inside_of
-        if above is call:
-            yield other
-
-
-def calls_made_by(call: Call) -> list[Call]:
-    return [other for other in list(live_calls.values()) if other.inside_of is call]
 
 
 async def _look_at(calls: Sequence[Call]) -> list[WorkView]:

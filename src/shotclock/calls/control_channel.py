@@ -124,12 +124,13 @@ class ControlChannel:
             case "extend":
                 if os.getpid() in kernel.ancestors(pid):
                     raise Failure("NOT_ALLOWED", "work cannot extend itself: request it with `shotclock overtime`")
-                return await extend(find_calls(request), int(request["by_ms"]), str(request["who"])[:100])
+                order = RunOrder("", None, str(request["who"])[:100], int(request["by_ms"]))
+                return await order.act_on(find_calls(request))
             case "stop":
-                within_ms = request.get("within_ms")
+                within_ms = None if request.get("within_ms") is None else int(request["within_ms"])
                 reason = str(request.get("reason") or "")[:500]
-                who = str(request["who"])[:100]
-                return await wind_down(find_calls(request), who, reason, None if within_ms is None else int(within_ms))
+                order = RunOrder("", None, str(request["who"])[:100], None, within_ms, reason)
+                return await order.act_on(find_calls(request))
             case "cancel":
                 run_id = str(request["run"])
                 if (cancel := run_cancels.get(run_id)) is None:
@@ -218,35 +219,62 @@ def find_calls(request: dict[str, Any]) -> list[Call]:
         raise Failure("CALL_NOT_FOUND", f"{run_id[:80]!r} is not running here any more")
     if step is None:
         return [run]
-    attempts = [call for call in control.calls_made_by(run) if call.name == f"step {step}"]
+    attempts = [call for call in control.live_calls.made_by(run) if call.name == f"step {step}"]
     if not attempts:
         raise Failure("CALL_NOT_FOUND", f"step {str(step)[:80]!r} of {run_id[:80]!r} is not running now")
     return attempts
 
 
-async def extend(calls: list[Call], by_ms: int, who: str) -> dict[str, object]:
-    """Extend running calls for an operator. Raises Failure if none can be extended."""
-    extended, refused = [], None
-    for call in calls:
+@value
+class RunOrder:
+    """An order to running work: more time for a run, a job or a step, or to wind down."""
+
+    run_id: str
+    step: str | None
+    who: str
+    by_ms: int | None  # None winds down
+    within_ms: int | None = None
+    reason: str = ""
+
+    def as_request(self) -> dict[str, object]:
+        request: dict[str, object] = {"run": self.run_id, "step": self.step, "who": self.who}
+        if self.by_ms is None:
+            return {**request, "do": "stop", "within_ms": self.within_ms, "reason": self.reason}
+        return {**request, "do": "extend", "by_ms": self.by_ms}
+
+    def send(self, home: Path, holder: ProcessIdentity, name: str) -> dict[str, Any]:
+        """Send it to the process that has the run or job, which messages call `name`."""
         try:
-            request = await control.act_on(call, lambda controlled: controlled.extend(by_ms, who))
-            extended.append(describe_call(call) | {"granted_ms": request.granted_ms})
+            return ask_holder(home, holder, self.as_request())
         except Failure as failure:
-            refused = failure
-    if not extended and refused is not None:
-        raise refused
-    return {"extended": extended}
+            if failure.code != "CALL_NOT_FOUND":
+                raise
+            raise Failure("CALL_NOT_FOUND", f"{name} cannot be reached: {failure}") from None
 
+    async def act_on(self, calls: list[Call]) -> dict[str, object]:
+        """Act on calls of this process. Raises Failure if none can be extended, or all are winding down already."""
+        return await (self._wind_down(calls) if self.by_ms is None else self._extend(calls, self.by_ms))
 
-async def wind_down(calls: list[Call], who: str, reason: str, within_ms: int | None = None) -> dict[str, object]:
-    """Wind down running calls. Raises Failure if all of them are winding down already."""
-    stopping = [call for call in calls if call.winding_down is None]
-    if calls and not stopping:
-        raise Failure("NOT_EXTENDABLE", f"{calls[0].name} is winding down already")
-    why = reason or f"asked to stop by {who}"
-    for call in stopping:
-        await control.act_on(call, lambda controlled: controlled.wind_down(who, why, within_ms))
-    return {"stopping": [describe_call(call) for call in stopping]}
+    async def _extend(self, calls: list[Call], by_ms: int) -> dict[str, object]:
+        extended, refused = [], None
+        for call in calls:
+            try:
+                request = await control.act_on(call, lambda controlled: controlled.extend(by_ms, self.who))
+                extended.append(describe_call(call) | {"granted_ms": request.granted_ms})
+            except Failure as failure:
+                refused = failure
+        if not extended and refused is not None:
+            raise refused
+        return {"extended": extended}
+
+    async def _wind_down(self, calls: list[Call]) -> dict[str, object]:
+        stopping = [call for call in calls if call.winding_down is None]
+        if calls and not stopping:
+            raise Failure("NOT_EXTENDABLE", f"{calls[0].name} is winding down already")
+        why = self.reason or f"asked to stop by {self.who}"
+        for call in stopping:
+            await control.act_on(call, lambda controlled: controlled.wind_down(self.who, why, self.within_ms))
+        return {"stopping": [describe_call(call) for call in stopping]}
 
 
 def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
@@ -326,30 +354,3 @@ def _remove_stale(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if kernel.start_of(int(pid)) != int(started):
                 os.unlink(folder / name)
-
-
-@value
-class RunOrder:
-    """An order to a running run: more time for it or a step, or to wind down."""
-
-    run_id: str
-    step: str | None
-    who: str
-    by_ms: int | None  # None winds down
-    within_ms: int | None = None
-    reason: str = ""
-
-    def as_request(self) -> dict[str, object]:
-        request: dict[str, object] = {"run": self.run_id, "step": self.step, "who": self.who}
-        if self.by_ms is None:
-            return {**request, "do": "stop", "within_ms": self.within_ms, "reason": self.reason}
-        return {**request, "do": "extend", "by_ms": self.by_ms}
-
-
-def send_order(home: Path, holder: ProcessIdentity, name: str, order: RunOrder) -> dict[str, Any]:
-    try:
-        return ask_holder(home, holder, order.as_request())
-    except Failure as failure:
-        if failure.code != "CALL_NOT_FOUND":
-            raise
-        raise Failure("CALL_NOT_FOUND", f"{name} cannot be reached: {failure}") from None

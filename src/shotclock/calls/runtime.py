@@ -45,7 +45,7 @@ from .call import (
     no_time_left,
     record_span,
 )
-from .control import OBSERVER_NAME, TEXT_SHOWN, enter, leave, start_control
+from .control import OBSERVER_NAME, TEXT_SHOWN, live_calls, start_control
 from .executor import DEFAULT_MOST, DEFAULT_WARM, MAX_DEPTH, ChildProcesses, Counts, Executor
 from .outcomes import outcome_of_error, unkept_outcome
 from .preloaded_zygote import Preloaded, Program
@@ -497,12 +497,12 @@ class Answering:
         self._runtime, self._call = runtime, call
 
     async def __aenter__(self) -> Self:
-        enter(self._call)
+        live_calls.enter(self._call)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         call, cancellation = self._call, self._call.cancellation
-        leave(call)
+        live_calls.leave(call)
         cancelled = error if isinstance(error, asyncio.CancelledError) else None
         if cancelled is not None:
             outcome: Outcome | Envelope = cancellation.settle()

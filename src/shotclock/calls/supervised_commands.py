@@ -21,7 +21,7 @@ from ..supervise.supervisor import SUPERVISOR_NAME
 from ..supervise.zygote import COMMAND, kill_what_lost_its_supervisor
 from ..worker.context import Survivors, run_beside
 from .call import Call, Work, WorkView
-from .control import LONGEST_DELAY_S, Observe, enter, leave, start_control
+from .control import LONGEST_DELAY_S, Observe, live_calls, start_control
 
 # Between two attempts to reach a busy zygote, which forks in about a millisecond.
 BEHIND_PAUSE_S = 0.005
@@ -415,13 +415,13 @@ async def run_in_foreground(
 
     running.on_suspended = suspend
     running.loop.add_reader(signals.fd, pass_signals_on)
-    enter(call)
+    live_calls.enter(call)
     call.work = CommandWork(running, call)
     start_control(call, observe)
     try:
         await running.ended  # bounded by the client's own limits
     finally:
-        leave(call)
+        live_calls.leave(call)
         running.loop.remove_reader(signals.fd)
         running.close()
     return foreground.finish(running.client, signals)

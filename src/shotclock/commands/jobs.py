@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..calls.call import OURSELVES, Call, Outcome, Tool
-from ..calls.control_channel import RunOrder, ask, send_order
+from ..calls.control_channel import RunOrder, ask
 from ..calls.principal import Principal
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure
@@ -150,7 +150,7 @@ def _order_work(name: str, order: RunOrder, on: EngineAddress | None, scope: Job
             if not job.is_active or job.runner is None:
                 state = "has ended" if not job.is_active else "is only being started"
                 raise Failure("CALL_NOT_FOUND", f"job {job.id} {state}")
-            sent = send_order(store.home, job.runner, f"job {job.id}", replace(order, run_id=job.id))
+            sent = replace(order, run_id=job.id).send(store.home, job.runner, f"job {job.id}")
             return Outcome(Ending.FINISHED, data=sent)
 
     return ChildWork(name, body, mutates=True, show=_show_order, on_failure=refusal_outcome, tool=scope.tool)

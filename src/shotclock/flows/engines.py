@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from ..calls.control_channel import RunOrder, send_order
+from ..calls.control_channel import RunOrder
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.limits import WallTime
@@ -141,7 +141,7 @@ class EmbeddedEngine:
             raise Failure("CALL_NOT_FOUND", f"run {run.id!r} has ended")
         if run.parked_at is not None:
             raise Failure("CALL_NOT_FOUND", f"run {run.id!r} is parked: no process has it")
-        return await asyncio.to_thread(send_order, self.store.home, run.holder, f"run {run.id!r}", order)
+        return await asyncio.to_thread(order.send, self.store.home, run.holder, f"run {run.id!r}")
 
     async def report(self, run_id: str) -> Report:
         run = self.find_run(run_id)

@@ -25,9 +25,9 @@ from temporalio.client import AsyncActivityCancelledError, Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from ..calls import control_channel
 from ..calls.call import Call, WindDown, admit
-from ..calls.control import calls_inside, control_of, enter, leave, live_calls
+from ..calls.control import control_of, live_calls
+from ..calls.control_channel import RunOrder, describe_call
 from ..calls.runtime import Runtime
 from ..core.envelope import Envelope
 from ..core.errors import Failure, SideEffects
@@ -330,7 +330,7 @@ class _StepWork:
             attempts = [part.get("attempts", 0) for part in self.state.parts] or [self.state.attempts]
             context.nested_runs.update({(name, number): count for number, count in enumerate(attempts)})
             control_of(context.call).on_change = partial(self._handle_news, context)
-            enter(context.call)
+            live_calls.enter(context.call)
             execute = trace_steps(executor.execute, context.deadlines.of)
             scope = _make_scope(step_input, context)
             working = asyncio.ensure_future(execute(name, workflow.steps[name], self.state, scope))
@@ -345,7 +345,7 @@ class _StepWork:
                 holding.cancel()
                 await asyncio.wait([holding])
                 self._services.leases.end(self)
-                leave(context.call)
+                live_calls.leave(context.call)
             reply = self._reply(working, context)
             if printed := self._tails.describe():
                 reply["printed"] = printed
@@ -381,13 +381,12 @@ class _StepWork:
         calls = self._own_calls()
         if not calls:
             raise Failure("CALL_NOT_FOUND", f"step {self._input['step']} does not run at this moment")
-        if order["by_ms"] is not None:
-            return await control_channel.extend(calls, order["by_ms"], order["who"])
-        return await control_channel.wind_down(calls, order["who"], order["reason"], order["within_ms"])
+        limits = order["by_ms"], order["within_ms"], order["reason"]
+        return await RunOrder("", None, order["who"], *limits).act_on(calls)
 
     def _own_calls(self) -> list[Call]:
         run = None if self._context is None else self._context.call
-        return [call for call in live_calls.values() if run is not None and call.inside_of is run]
+        return [] if run is None else live_calls.made_by(run)
 
     def _follow_run(self, deadline_at: int) -> JsonObject:
         if self._context is not None and (bell := self._context.call.bound.bell) is not None:
@@ -511,7 +510,7 @@ class _StepWork:
         """Stop and kill the step before another worker starts it. If that fails, the lease ends the worker."""
         working.cancel()
         await asyncio.wait([working], timeout=self._limit_ns * (KILL_SHARE - STOP_SHARE) / 1e9)
-        for call in list(calls_inside(self._context.call)) if self._context is not None else ():
+        for call in list(live_calls.inside(self._context.call)) if self._context is not None else ():
             if call.work is not None:
                 call.work.kill()
 
@@ -525,7 +524,7 @@ class _StepWork:
                 await handle.signal("hold", [self._input["step"], queue], rpc_timeout=timedelta(seconds=within_s))
 
     def _describe_beat(self) -> JsonObject:
-        shown = [control_channel.describe_call(call) for call in self._own_calls()[:MOST_CALLS]]
+        shown = [describe_call(call) for call in self._own_calls()[:MOST_CALLS]]
         calls = shown if self._context is None else self._context.redaction.value(shown)
         return {**self._describe_attempt(), "calls": calls, "printed": self._tails.describe()}
 

@@ -25,7 +25,7 @@ from mcp_types import ClientCapabilities, ElicitationCapability, Tool, ToolAnnot
 
 from ...calls.call import Call, CallRequest, Outcome
 from ...calls.control import live_calls
-from ...calls.control_channel import ask_holder, extend, wind_down
+from ...calls.control_channel import RunOrder, ask_holder
 from ...calls.principal import ANONYMOUS, Principal, Role
 from ...core.catalogue import CONFIRMATION, DEFAULT_BUDGET_MS, Catalogue, CommandSpec, JsonSchema
 from ...core.envelope import Envelope, Problem
@@ -330,23 +330,17 @@ class OwnTools:
     async def _control(self, name: str, arguments: Mapping[str, Any], by: Principal) -> dict[str, Any]:
         """End or extend calls and jobs, for their own caller and operators; others cannot see them."""
         who = "the client" if by == ANONYMOUS else by.name
+        limits = arguments["by_ms"] if name == EXTEND else None, arguments.get("within_ms"), arguments.get("reason", "")
+        order = RunOrder(arguments.get("job_id", ""), None, who, *limits)
         if "job_id" in arguments:
-            return await asyncio.to_thread(self._control_job, name, arguments, by, who)
-        calls = _find_calls(arguments.get("request_id"), by)
-        if name == EXTEND:
-            return await extend(calls, arguments["by_ms"], who)
-        return await wind_down(calls, who, arguments.get("reason", ""), arguments.get("within_ms"))
+            return await asyncio.to_thread(self._control_job, order, by)
+        return await order.act_on(_find_calls(arguments.get("request_id"), by))
 
-    def _control_job(self, name: str, arguments: Mapping[str, Any], by: Principal, who: str) -> dict[str, Any]:
-        job = self._dispatcher.jobs().find(arguments["job_id"], by.sees_jobs_of)
+    def _control_job(self, order: RunOrder, by: Principal) -> dict[str, Any]:
+        job = self._dispatcher.jobs().find(order.run_id, by.sees_jobs_of)
         if not job.is_active or job.runner is None:
             raise Failure("CALL_NOT_FOUND", f"job {job.id} is not running")
-        request: dict[str, object] = {"run": job.id, "who": who}
-        if name == EXTEND:
-            request |= {"do": "extend", "by_ms": arguments["by_ms"]}
-        else:
-            request |= {"do": "stop", "reason": arguments.get("reason", ""), "within_ms": arguments.get("within_ms")}
-        return ask_holder(self._dispatcher.store().home, job.runner, request)
+        return ask_holder(self._dispatcher.store().home, job.runner, replace(order, run_id=job.id).as_request())
 
     async def _propose(self, call: Call, request: CallRequest, arguments: Mapping[str, Any], by: Principal) -> Outcome:
         wait = CallWait(call.started_ns, min(request.budget_ms or 0, self.budget_ms), request.idempotency_key)

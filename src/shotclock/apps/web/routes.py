@@ -42,7 +42,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Receive, Scope, Send
 
 from ...calls.control import live_calls
-from ...calls.control_channel import RunOrder, ask_holder, extend, find_calls, list_calls, wind_down
+from ...calls.control_channel import RunOrder, ask_holder, find_calls, list_calls
 from ...calls.principal import Principal, Role
 from ...core.errors import Failure
 from ...core.limits import ProcessIdentity, WallTime, format_duration
@@ -444,14 +444,11 @@ class Operators:
         within_ms = body.get("within_ms")
         if within_ms is not None:
             within_ms = read_number(within_ms, "within_ms", 0, LONGEST_MS)
-        if "request_id" in named and named["request_id"] in live_calls:
-            calls = find_calls({"request_id": named["request_id"]})
-            if by_ms is None:
-                return await wind_down(calls, by.name, reason, within_ms)
-            return await extend(calls, by_ms, by.name)
-        store = self._store()
         run_id = named.get("run") or named.get("job") or ""
         order = RunOrder(run_id, named.get("step"), by.name, by_ms, within_ms, reason)
+        if "request_id" in named and named["request_id"] in live_calls:
+            return await order.act_on(find_calls({"request_id": named["request_id"]}))
+        store = self._store()
         if "run" in named and self._engine is not None and store.runs.get(run_id) is None:
             return await self._engine.order(order)
         holder = await asyncio.to_thread(_find_holder, store, named)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ...calls.call import Call, WindDown, Work
-from ...calls.control import calls_inside, control_of
+from ...calls.control import control_of, live_calls
 from ...calls.control_channel import runs as running_runs
 from ...core.errors import Failure
 from ...core.limits import NS_PER_MS, WallTime
@@ -45,7 +45,7 @@ def move_steps(run: Call, deadlines: Deadlines) -> None:
     if run.bound.bell is None:
         return
     became = deadlines.move(run.bound.bell)
-    for inner in calls_inside(run):  # with the calls that a step makes, which are inside the same deadline
+    for inner in live_calls.inside(run):  # with the calls that a step makes, which are inside the same deadline
         if (parent := became.get(id(inner.time.parent))) is not None:
             control_of(inner).follow_caller(parent)
 

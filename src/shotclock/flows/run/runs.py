@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ...calls.call import Call, CallRules, admit, answer, inherited_deadline, inherited_trace
-from ...calls.control import control_of, enter, leave
+from ...calls.control import control_of, live_calls
 from ...calls.control_channel import run_cancels
 from ...calls.control_channel import runs as running_runs
 from ...calls.preloaded_zygote import Program
@@ -474,7 +474,7 @@ class _Run:
         working = asyncio.ensure_future(scheduler.run())
         self.call.work = RunWork(scheduler, context.deadlines, self.call)
         control_of(self.call).on_change = RunNews(context, scheduler, self.began.at, self.began.at_ns).handle
-        enter(self.call)
+        live_calls.enter(self.call)
         running_runs[self.request.run_id] = self.call
         cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         run_cancels[self.request.run_id] = partial(_cancel_running, cancelled, scheduler)
@@ -489,7 +489,7 @@ class _Run:
                 if not is_stopped_before:
                     return None
         finally:
-            leave(self.call)
+            live_calls.leave(self.call)
             running_runs.pop(self.request.run_id, None)
             run_cancels.pop(self.request.run_id, None)
             if not working.done():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ...calls.call import Call, Outcome, Work, WorkView, answer, new_span_id, no_time_left, wound_down_problem
-from ...calls.control import OBSERVER_NAME, Observe, calls_made_by, control_of, enter, leave, start_control
+from ...calls.control import OBSERVER_NAME, Observe, control_of, live_calls, start_control
 from ...calls.outcomes import outcome_of_error
 from ...calls.runtime import Runtime
 from ...core.envelope import Envelope
@@ -61,7 +61,7 @@ async def run_attempt(
     outer = current_scope.get() or Scope(runtime.inherited, -1, "caller", call)
     token = current_scope.set(change_scope(outer, outer.deadline, outer.span, call))
     work = call.work = _AttemptWork(call, provider.step_type.can_extend)
-    enter(call)
+    live_calls.enter(call)
     start_control(call, runtime.observe)
     try:
         if call.no_time_left or not may_start:
@@ -81,7 +81,7 @@ async def run_attempt(
         result = _unwound_result(call, left)
     finally:
         current_scope.reset(token)
-        leave(call)
+        live_calls.leave(call)
     return _answer_attempt(provider, call, result)
 
 
@@ -104,7 +104,9 @@ class _AttemptWork(Work):
         call, before_ms = self._call, self._limit_ms
         longer_ms = (call.clocks.timeout_ms or 0) - before_ms
         made = [
-            each for each in calls_made_by(call) if each.time.parent is call.time.parent and each.name != OBSERVER_NAME
+            each
+            for each in live_calls.made_by(call)
+            if each.time.parent is call.time.parent and each.name != OBSERVER_NAME
         ]
         if longer_ms and not all(control_of(each).follow_caller(each.time.parent, longer_ms) for each in made):
             return False
@@ -113,7 +115,7 @@ class _AttemptWork(Work):
 
     async def look(self) -> WorkView:
         """Return only whether it has begun: not while an App is imported for it."""
-        return WorkView(has_begun=not self._can_extend or bool(calls_made_by(self._call)))
+        return WorkView(has_begun=not self._can_extend or bool(live_calls.made_by(self._call)))
 
     def stop_unwound(self) -> None:
         if self._task is not None and not self._is_stopped:
