@@ -7,7 +7,7 @@ import pytest
 
 from shotclock.core.limits import WallTime
 from shotclock.dispatch import job_log
-from shotclock.dispatch.job_log import Logbook, LogPart, log_files, read_log, read_tail
+from shotclock.dispatch.job_log import Log, Logbook, LogPart
 
 
 def open_log(path: Path) -> Logbook:
@@ -24,10 +24,10 @@ def test_pages_are_limited_and_numbers_are_those_of_the_whole_output(
         line = f"line {number}\n".encode()
         log.write(line)
         written += line
-        part = read_log(str(tmp_path / "log"))
+        part = Log(str(tmp_path / "log")).read()
         assert part.end == len(written) and part.next_line == number + 1
         assert written.endswith(part.content) and part.content.startswith(f"line {part.first_line}\n".encode())
-    assert sum(os.path.getsize(name) for name in log_files(str(tmp_path / "log"))[:2]) < 3_000
+    assert sum(os.path.getsize(name) for name in Log(str(tmp_path / "log")).files[:2]) < 3_000
     assert os.path.getsize(tmp_path / "log.index") < 1_000
 
 
@@ -37,14 +37,14 @@ def test_a_reader_continues_where_it_was_and_skips_what_was_dropped(
     monkeypatch.setattr(job_log, "LOG_LIMIT", 100)
     log, path = open_log(tmp_path / "log"), str(tmp_path / "log")
     log.write(b"first\nhalf")
-    seen = read_log(path)
+    seen = Log(path).read()
     log.write(b" and half\n")
-    assert read_log(path, seen.end).content == b" and half\n"
+    assert Log(path).read(seen.end).content == b" and half\n"
     for number in range(200):
         log.write(f"{number:09}\n".encode())
-    rest = read_log(path, seen.end)
+    rest = Log(path).read(seen.end)
     assert rest.offset > seen.end and rest.content.endswith(b"000000199\n")
-    assert read_log(path, rest.end).content == b""
+    assert Log(path).read(rest.end).content == b""
 
 
 def test_a_reader_at_the_end_of_a_page_misses_no_line_of_the_next(
@@ -53,23 +53,23 @@ def test_a_reader_at_the_end_of_a_page_misses_no_line_of_the_next(
     monkeypatch.setattr(job_log, "LOG_LIMIT", 10)
     log, path = open_log(tmp_path / "log"), str(tmp_path / "log")
     log.write(b"a page of one line\n")
-    seen = read_log(path)
+    seen = Log(path).read()
     log.write(b"the second page\n")
     log.write(b"the third page\n")
-    assert read_log(path, seen.end).content == b"the second page\nthe third page\n"
+    assert Log(path).read(seen.end).content == b"the second page\nthe third page\n"
 
 
 def test_a_part_is_chosen_by_lines(tmp_path: Path) -> None:
     open_log(tmp_path / "log").write(b"1\n2\n3\n4\nopen")
     for number, expected in ((1, b"1\n2\n3\n4\nopen"), (4, b"4\nopen"), (5, b"open"), (9, b"")):
-        part = read_log(str(tmp_path / "log"))
+        part = Log(str(tmp_path / "log")).read()
         part.keep_from_line(number)
         assert part.content == expected
     for count, expected in ((1, b"open"), (2, b"4\nopen"), (9, b"1\n2\n3\n4\nopen")):
-        part = read_log(str(tmp_path / "log"))
+        part = Log(str(tmp_path / "log")).read()
         part.keep_last_lines(count)
         assert part.content == expected
-    assert part.first_line == 1 and read_tail(str(tmp_path / "log"), 6) == "4\nopen"
+    assert part.first_line == 1 and Log(str(tmp_path / "log")).tail(6) == "4\nopen"
 
 
 def test_a_part_is_chosen_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,17 +84,17 @@ def test_a_part_is_chosen_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (30_000, b"at 30000\n"),
         (40_000, b""),
     ):
-        assert read_log(str(tmp_path / "log"), since=WallTime(since_ms)).content == expected
+        assert Log(str(tmp_path / "log")).read(since=WallTime(since_ms)).content == expected
 
 
 def test_a_further_attempt_appends_and_a_log_without_an_index_is_still_read(tmp_path: Path) -> None:
     open_log(tmp_path / "log").write(b"one\ntwo\n")
     open_log(tmp_path / "log").write(b"three\n")
-    part = read_log(str(tmp_path / "log"))
+    part = Log(str(tmp_path / "log")).read()
     assert (part.content, part.next_line) == (b"one\ntwo\nthree\n", 4)
     (tmp_path / "bare").write_bytes(b"it did not start\n")
-    assert read_tail(str(tmp_path / "bare"), 100) == "it did not start\n"
-    assert read_log(str(tmp_path / "none")).content == b""
+    assert Log(str(tmp_path / "bare")).tail(100) == "it did not start\n"
+    assert Log(str(tmp_path / "none")).read().content == b""
 
 
 def test_a_part_of_a_log_is_cut_by_lines_and_knows_where_it_is() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.visible_text import Redaction
-from shotclock.dispatch.job_log import read_log, shrink_log
+from shotclock.dispatch.job_log import Log
 from shotclock.flows.engines import EmbeddedEngine
 from shotclock.flows.report.html_report import to_html
 from shotclock.flows.run.step_log import RunLogs, list_logs, read_records, run_folder
@@ -28,7 +28,7 @@ def kept(store: Store, run_id: str) -> dict[str, str]:
     """Return the output of each try as text: stdout as it is, and each line of stderr behind an exclamation mark."""
     found = {}
     for log in list_logs(store.home, run_id):
-        lines = read_records(read_log(log.path).content)
+        lines = read_records(Log(log.path).read().content)
         found[f"{log.step} {log.number}"] = "".join(
             f"[{line.left_out}]" if line.left_out else "!" * (line.stream == 2) + line.text + "\n" * line.is_whole
             for line in lines
@@ -260,9 +260,9 @@ def test_a_shrunk_log_is_not_read_again_by_its_follower_and_its_lines_keep_their
 
     asyncio.run(write())
     (log,) = list_logs(store.home, "one")
-    whole = read_log(log.path)
-    assert shrink_log(log.path, 70, b"note") == os.stat(log.path).st_size
-    shrunk, late = read_log(log.path), read_log(log.path, whole.end - 14)
+    whole = Log(log.path).read()
+    assert Log(log.path).shrink(70, b"note") == os.stat(log.path).st_size
+    shrunk, late = Log(log.path).read(), Log(log.path).read(whole.end - 14)
     assert [line.text for line in read_records(shrunk.content)] == ["[note]", *(f"0{n}" for n in range(990, 1000))]
     assert shrunk.end == whole.end and shrunk.next_line == whole.next_line
-    assert late.content == b"1 0998\n1 0999\n" and not read_log(log.path, whole.end).content
+    assert late.content == b"1 0998\n1 0999\n" and not Log(log.path).read(whole.end).content

@@ -22,7 +22,7 @@ from ..core.limits import NS_PER_MS, ClockKind, Deadline, Fired, format_duration
 from ..core.value_types import as_dict, replace
 from ..dispatch.background_command import BackgroundCommand, is_command, read_name
 from ..dispatch.job_client import JobClient, answer_for_job, lost_envelope
-from ..dispatch.job_log import log_files
+from ..dispatch.job_log import Log
 from ..store.home import create_private_file
 from ..store.jobs import Job, JobState
 from ..store.store import JOBS_FOLDER, Store
@@ -104,7 +104,7 @@ class StartedCommand:
     def forget(self, ended: Envelope) -> Envelope:
         """Delete a job whose end its caller has waited for, and return the envelope as that of a plain command."""
         self._store.jobs.forget(self.job.id)
-        for path in log_files(self.job.log_path or ""):
+        for path in Log(self.job.log_path or "").files:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         if isinstance(ended.data, dict):

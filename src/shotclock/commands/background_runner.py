@@ -23,7 +23,7 @@ from ..core.envelope import Problem
 from ..core.limits import NS_PER_MS, ClockKind, Clocks, format_duration
 from ..core.value_types import replace
 from ..dispatch.background_command import BackgroundCommand, record_end
-from ..dispatch.job_log import Logbook, read_tail
+from ..dispatch.job_log import Log, Logbook
 from ..store.home import ATTEMPT_MS
 from ..store.jobs import Job
 from ..store.store import Store
@@ -382,7 +382,7 @@ class CommandRun:
             watch = self._probe or self._line_watch
             trouble = watch.trouble if watch is not None else ""
             message = f"{spec.label} was not ready within {format_duration(spec.ready_within_ms)}: {trouble}"
-            return Problem("NOT_READY", message, context={"log_tail": read_tail(self._log_path, LOG_TAIL)})
+            return Problem("NOT_READY", message, context={"log_tail": Log(self._log_path).tail(LOG_TAIL)})
         if report.fired == ClockKind.TIMEOUT and spec.budget_ms is None and found is not None:
             lifetime = format_duration(self._call.bound.limit_ms)
             message = f"{spec.label} was stopped at the end of its lifetime of {lifetime}"
@@ -391,7 +391,7 @@ class CommandRun:
             return found
         ended = found.message if found is not None else "the command ended with exit code 0"
         found = found or Problem("COMMAND_FAILED", "")
-        context = {**(found.context or {}), "log_tail": read_tail(self._log_path, LOG_TAIL)}
+        context = {**(found.context or {}), "log_tail": Log(self._log_path).tail(LOG_TAIL)}
         return replace(found, message=f"{ended} before it was ready", context=context)
 
 

@@ -14,7 +14,7 @@ from ..core.errors import Ending, Failure
 from ..core.limits import WallTime, parse_duration_ms
 from ..core.value_types import replace
 from ..dispatch.job_client import JobClient
-from ..dispatch.job_log import LogPart, log_state, read_log
+from ..dispatch.job_log import Log, LogPart
 from ..store.jobs import Job
 from ..store.store import Store
 from ..supervise.clock import pause, wall_time
@@ -103,7 +103,7 @@ def _find(client: JobClient, job_id: str) -> tuple[Job, str]:
 
 def _first_part(path: str, since: tuple[str, int] | None, count: int) -> LogPart:
     kind, number = since or ("", 0)
-    part = read_log(path, since=WallTime(max(0, wall_time().ms - number)) if kind == "time" else None)
+    part = Log(path).read(since=WallTime(max(0, wall_time().ms - number)) if kind == "time" else None)
     if kind == "line":
         part.keep_from_line(number)
     if count:
@@ -126,7 +126,7 @@ def _follow(job_id: str, since: tuple[str, int] | None, count: int) -> Outcome:
         client = JobClient(store, ["shotclock"])
         job, path = _find(client, job_id)
         raise_on_stop()
-        seen = log_state(path)
+        seen = Log(path).state()
         part = _first_part(path, since, count)
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while True:
@@ -137,9 +137,9 @@ def _follow(job_id: str, since: tuple[str, int] | None, count: int) -> Outcome:
             if not part.content:
                 pause(LOOK_S)
             job = client.look(job.id) or job  # before the log, which is complete when the job has ended
-            is_same = seen == (seen := log_state(path))
+            is_same = seen == (seen := Log(path).state())
             end = part.end
-            part = LogPart(b"", end) if is_same else read_log(path, end)
+            part = LogPart(b"", end) if is_same else Log(path).read(end)
             if part.offset > end:  # it was dropped before it was read
                 write_quietly(sys.stdout, f"[… {part.offset - end} bytes left out …]\n")
     return Outcome(Ending.FINISHED)

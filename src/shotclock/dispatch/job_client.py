@@ -36,7 +36,7 @@ from ..supervise.unsupervised import start_detached
 from ..worker.context import Progress
 from .background_command import BackgroundCommand, describe_command, is_abandoned, is_command, name_key
 from .invocation import Invocation
-from .job_log import log_files, read_tail
+from .job_log import Log
 
 # Between two looks at a job. The first are close together, because most work is short.
 FIRST_LOOK_S = 0.02
@@ -153,7 +153,7 @@ class JobClient:
         self._store.checkpoints.forget_saved_before(WallTime(max(0, wall_time().ms - CHECKPOINTS_KEPT_MS)))
         before = WallTime(max(0, wall_time().ms - RETENTION_MS))
         for job in self._store.jobs.forget_ended_before(before):
-            for path in (*log_files(job.log_path or ""), job.stdin_path or ""):
+            for path in (*Log(job.log_path or "").files, job.stdin_path or ""):
                 if job.log_path and path:
                     Path(path).unlink(missing_ok=True)
 
@@ -413,7 +413,7 @@ def lost_envelope(job: Job) -> dict[str, Any]:
     context: dict[str, object] = {
         "job_id": job.id,
         "attempt": job.attempt,
-        "log_tail": read_tail(job.log_path or os.devnull, LOG_TAIL),
+        "log_tail": Log(job.log_path or os.devnull).tail(LOG_TAIL),
     }
     ending, message = Ending.KILLED, f"the runner of job {job.id} is gone; {job.command} was stopped in the middle"
     if job.runner is None:

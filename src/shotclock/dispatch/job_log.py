@@ -24,10 +24,6 @@ _ATTEMPTS = 5
 _CHUNK = 65536
 
 
-def log_files(path: str) -> tuple[str, ...]:
-    return path, f"{path}.1", f"{path}.index"
-
-
 @value
 class _Entry:
     at_ms: int
@@ -164,75 +160,84 @@ class LogPart:
         self.drop(place + 1)
 
 
-def read_log(path: str, after: int = 0, *, since: WallTime | None = None) -> LogPart:
-    """Return the kept output after that many bytes, and only that written since a time, up to a second more."""
-    for _ in range(_ATTEMPTS):
-        pages = []
-        for name in (f"{path}.1", path):
-            with contextlib.suppress(OSError), open(name, "rb") as file:
-                pages.append((os.fstat(file.fileno()).st_ino, file.read()))
-        index = _read_index(path)
-        bases = [_find_page(index, inode) for inode, _ in pages]
-        known = [(base, content) for base, (_, content) in zip(bases, pages, strict=True) if base is not None]
-        if not known:  # nothing but the errors of a runner that did not start
-            part = LogPart(b"".join(content for _, content in pages))
-            break
-        first = known[0][0]
-        part = LogPart(b"".join(content for _, content in known), first.offset, first.lines + 1)
-        if len(known) == 1 or known[1][0].offset == first.offset + len(known[0][1]):
-            break
-    if since is not None:
-        marks = (entry.offset for entry in index if entry.at_ms >= since.ms - MARK_MS)
-        after = max(after, next(marks, part.end))
-    if after < part.offset:  # the dropped page may have ended in the middle of a line
-        after = part.offset + part.content.find(b"\n") + 1
-    if after > part.offset:
-        part.drop(min(after, part.end) - part.offset)
-    return part
-
-
-def shrink_log(path: str, most: int, note: bytes) -> int:
-    """Keep only the end of a log that nobody writes, behind a note on stderr, and return its size. Its lines begin with
-    the number of a stream, as those of a step do."""
-    part, index = read_log(path), _read_index(path)
-    kept = part.content[part.content.find(b"\n", max(0, len(part.content) - most - 1)) + 1 :]
-    content = b"\n2 [%s]\n%s" % (note, kept)  # a reader leaves out the first line, which may have no beginning
-    fresh, at_ms = f"{path}.new", index[0].at_ms if index else wall_time().ms
-    try:
-        with _append(fresh) as file:
-            file.truncate(0)
-            file.write(content)
-            inode = os.fstat(file.fileno()).st_ino
-        lines = part.next_line - 1 - content.count(b"\n")
-        with _append(f"{fresh}.index") as entry:
-            entry.truncate(0)
-            entry.write(_Entry(at_ms, part.end - len(content), lines, inode).as_line().encode())
-        os.replace(f"{fresh}.index", f"{path}.index")
-        os.replace(fresh, path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{path}.1")
-    except OSError:
-        return part.end - part.offset
-    return len(content)
-
-
 def _find_page(index: list[_Entry], inode: int) -> _Entry | None:
     return next((entry for entry in reversed(index) if entry.inode == inode), None)
 
 
-def log_state(path: str) -> tuple[int, int]:
-    """Return a value that changes when output is added."""
-    try:
-        page = os.stat(path)
-    except OSError:
-        return 0, 0
-    return page.st_ino, page.st_size
+@value
+class Log:
+    """A log as its readers see it."""
 
+    path: str
 
-def read_tail(path: str, most: int) -> str:
-    """Return the end of the log as text, from the beginning of a line where one is near."""
-    content = read_log(path).content
-    start = max(0, len(content) - most)
-    if start:
-        start = content.find(b"\n", start - 1, -1) + 1 or start
-    return content[start:].decode("utf-8", "replace")
+    @property
+    def files(self) -> tuple[str, ...]:
+        return self.path, f"{self.path}.1", f"{self.path}.index"
+
+    def state(self) -> tuple[int, int]:
+        """Return a value that changes when output is added."""
+        try:
+            page = os.stat(self.path)
+        except OSError:
+            return 0, 0
+        return page.st_ino, page.st_size
+
+    def read(self, after: int = 0, *, since: WallTime | None = None) -> LogPart:
+        """Return the kept output after that many bytes, and only that written since a time, up to a second more."""
+        for _ in range(_ATTEMPTS):
+            pages = []
+            for name in (f"{self.path}.1", self.path):
+                with contextlib.suppress(OSError), open(name, "rb") as file:
+                    pages.append((os.fstat(file.fileno()).st_ino, file.read()))
+            index = _read_index(self.path)
+            bases = [_find_page(index, inode) for inode, _ in pages]
+            known = [(base, content) for base, (_, content) in zip(bases, pages, strict=True) if base is not None]
+            if not known:  # nothing but the errors of a runner that did not start
+                part = LogPart(b"".join(content for _, content in pages))
+                break
+            first = known[0][0]
+            part = LogPart(b"".join(content for _, content in known), first.offset, first.lines + 1)
+            if len(known) == 1 or known[1][0].offset == first.offset + len(known[0][1]):
+                break
+        if since is not None:
+            marks = (entry.offset for entry in index if entry.at_ms >= since.ms - MARK_MS)
+            after = max(after, next(marks, part.end))
+        if after < part.offset:  # the dropped page may have ended in the middle of a line
+            after = part.offset + part.content.find(b"\n") + 1
+        if after > part.offset:
+            part.drop(min(after, part.end) - part.offset)
+        return part
+
+    def tail(self, most: int) -> str:
+        """Return the end of the log as text, from the beginning of a line where one is near."""
+        content = self.read().content
+        start = max(0, len(content) - most)
+        if start:
+            start = content.find(b"\n", start - 1, -1) + 1 or start
+        return content[start:].decode("utf-8", "replace")
+
+    def shrink(self, most: int, note: bytes) -> int:
+        """Keep only the end of a log without a writer, behind a note on stderr, and return its size.
+
+        Its lines begin with the number of a stream, as those of a step do.
+        """
+        part, index = self.read(), _read_index(self.path)
+        kept = part.content[part.content.find(b"\n", max(0, len(part.content) - most - 1)) + 1 :]
+        content = b"\n2 [%s]\n%s" % (note, kept)  # a reader leaves out the first line, which may have no beginning
+        fresh, at_ms = f"{self.path}.new", index[0].at_ms if index else wall_time().ms
+        try:
+            with _append(fresh) as file:
+                file.truncate(0)
+                file.write(content)
+                inode = os.fstat(file.fileno()).st_ino
+            lines = part.next_line - 1 - content.count(b"\n")
+            with _append(f"{fresh}.index") as entry:
+                entry.truncate(0)
+                entry.write(_Entry(at_ms, part.end - len(content), lines, inode).as_line().encode())
+            os.replace(f"{fresh}.index", f"{self.path}.index")
+            os.replace(fresh, self.path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.path}.1")
+        except OSError:
+            return part.end - part.offset
+        return len(content)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shotclock.dispatch.job_log import read_log
+from shotclock.dispatch.job_log import Log
 from shotclock.flows.file.loader import load_text
 from shotclock.flows.run.runs import RunCaller, RunRequest, start
 from shotclock.flows.run.step_log import list_logs, read_records
@@ -80,7 +80,7 @@ def printed(tmp_path: Path) -> Callable[[str], dict[str, list[tuple[int, str]]]]
 
         assert asyncio.run(main())
         return {
-            log.step: [(line.stream, line.text) for line in read_records(read_log(log.path).content)]
+            log.step: [(line.stream, line.text) for line in read_records(Log(log.path).read().content)]
             for log in list_logs(store.home, "one")
         }
 

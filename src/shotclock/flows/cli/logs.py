@@ -16,7 +16,7 @@ from ...core.envelope import Envelope, stop_problem
 from ...core.errors import Ending, Failure
 from ...core.value_types import field, record, replace, value
 from ...dispatch.engines import engine_at, engine_options
-from ...dispatch.job_log import log_state, read_log
+from ...dispatch.job_log import Log
 from ...store.runs import StoredRun
 from ...store.store import Store
 from ...supervise.clock import pause
@@ -121,9 +121,9 @@ class _Reading:
     state: tuple[int, int] = (-1, -1)
 
     def read(self) -> list[LogLine]:
-        if self.state == (seen := log_state(self.path)):
+        if self.state == (seen := Log(self.path).state()):
             return []
-        part = read_log(self.path, self.end)
+        part = Log(self.path).read(self.end)
         lines = [LogLine(1, "", left_out=part.offset - self.end)] if part.offset > self.end else []
         size = part.content.rfind(b"\n") + 1
         lines += read_records(part.content[:size])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...core.value_types import entity
-from ...dispatch.job_log import log_files, shrink_log
+from ...dispatch.job_log import Log
 
 TAIL = 2_000  # bytes that are kept of the output of an older attempt
 SHRUNK_SHARE = 0.75  # of the limit: shrinking goes on until there, so that it is not done for each line
@@ -70,7 +70,7 @@ class LogQuota:
         ended = [log for log in logs if log.path not in self._open]
         for log in ended:
             if self._size > most and log.size > 2 * TAIL:
-                before, log.size = log.size, shrink_log(log.path, TAIL, note)
+                before, log.size = log.size, Log(log.path).shrink(TAIL, note)
                 self._size -= before - log.size
         for log in logs:
             if self._size > most and log.path in self._open:
@@ -83,7 +83,7 @@ class LogQuota:
         for log in ended:
             if size > self._limit:
                 size, self._size, self.deleted = size - log.size, self._size - log.size, self.deleted + 1
-                for file in log_files(log.path):
+                for file in Log(log.path).files:
                     with contextlib.suppress(OSError):
                         os.unlink(file)
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from ...core.value_types import value
 from ...core.visible_text import HIDDEN, SHORTEST, Redaction
-from ...dispatch.job_log import Logbook, read_log
+from ...dispatch.job_log import Log, Logbook
 from ...store.home import StoreUnusable, make_private_directory
 from ...store.store import LOGS_FOLDER, log_name
 from ...supervise.clock import monotonic_ns
@@ -224,7 +224,7 @@ def read_printed_ends(home: Path, run_id: str) -> dict[str, list[JsonObject]]:
         attempts = found.setdefault(log.step.partition("[")[0].partition(" tool ")[0], [])
         if len(attempts) < ATTEMPTS_REPORTED:
             texts = {1: "", 2: ""}
-            content = read_log(log.path).content
+            content = Log(log.path).read().content
             if len(content) > READ_FOR_REPORT:
                 content = content[-READ_FOR_REPORT:].partition(b"\n")[2]
             for line in read_records(content):
