@@ -29,7 +29,7 @@ from ..core.value_types import field, replace, value
 from ..core.visible_text import visible
 from ..store.home import FILE_MODE, make_private_directory, state_home
 from ..terminal.drawing import Draw
-from ..terminal.output import ask_person, is_terminal, raise_on_stop, write_quietly
+from ..terminal.output import StopListener, ask_person, is_terminal, write_quietly
 from ..terminal.parser import Option
 from ..terminal.subcommand import TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer
 from .config_editor import ConfigEditor, ConfigSyntax
@@ -178,7 +178,7 @@ def change_file(
     """Return the work of a subcommand that changes a file: it asks a person, unless `yes` is given."""
 
     def start(as_json: bool) -> int:
-        raise_on_stop()
+        StopListener.raise_at_once()
         call = admit_call(name, 0, mutates=True)  # a person may take long; each child has its own limit
 
         def in_child(body: Callable[[], Outcome]) -> Outcome:

@@ -39,7 +39,7 @@ from ..core.foreign_words import APP, ExplainsMembers
 from ..core.limits import Clocks, parse_duration_ms
 from ..core.value_types import record, replace
 from ..dispatch.dispatcher import Dispatcher
-from ..terminal.output import Signalled, is_the_end, leave_soon, raise_on_stop
+from ..terminal.output import Signalled, StopListener, is_the_end, leave_soon
 from ..worker import main as worker_main
 from ..worker import running_call
 from ..worker.context import Progress
@@ -424,7 +424,7 @@ class App(ExplainsMembers):
         if worker_main.inside_worker or self._module == MAIN_ALIAS:
             return  # imported for its functions, by a worker or by a process of multiprocessing
         try:
-            raise_on_stop()
+            StopListener.raise_at_once()
             from .cli import main
 
             code = main(self, sys.argv[1:] if argv is None else argv)

@@ -32,13 +32,12 @@ from ..dispatch.dispatcher import Dispatcher
 from ..supervise.clock import monotonic_ns, process_began_ns
 from ..supervise.foreground import fill_standard_descriptors
 from ..terminal.output import (
+    Screen,
     Signalled,
     StopListener,
     confirm,
     emit_text,
-    find_screen,
     flush_quietly,
-    note_stops,
     read_stdin,
     say_line,
     wants_json,
@@ -412,7 +411,7 @@ def _find_other_mistakes(line: ParsedLine, envelope: Envelope) -> Mistakes:
 def _call(app: CommandLineApp, catalogue: Catalogue, request: CallRequest, typed: dict[str, Any]) -> Envelope:
     for stream in (sys.stdout, sys.stderr):
         flush_quietly(stream)
-    note_stops()  # an exception in a fork hook would be lost; the next listener finds the signal
+    StopListener.record_only()  # an exception in a fork hook would be lost; the next listener finds the signal
     preloaded = Preloaded.fork_here()
     runtime = Runtime(
         # No state outlives a command line: everything runs where it can be killed.
@@ -448,7 +447,7 @@ async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[
         as_json = "--heartbeat-ms" in typed
         beats = asyncio.ensure_future(_beat(request.name, interval_ms, progress, as_json=as_json))
         request = replace(request, on_progress=on_progress)
-    screen = find_screen() if beats is None and request.on_item is None else None
+    screen = Screen.find() if beats is None and request.on_item is None else None
     bar = None if screen is None else ProgressBar(request.name, screen)
     if bar is not None:
         request = replace(request, on_progress=bar.show)

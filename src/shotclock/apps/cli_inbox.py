@@ -29,7 +29,7 @@ from ..store.audit import Entry
 from ..store.store import Store
 from ..supervise.clock import wall_time
 from ..supervise.owner import find_agent_mark
-from ..terminal.output import confirm, is_terminal, raise_on_stop
+from ..terminal.output import StopListener, confirm, is_terminal
 from ..terminal.parser import CommandTable, Option, Subcommand
 from ..terminal.subcommand import TIMEOUT_MS, admit_call, carry_out_or_fail, conclude, deliver, draw_answer
 from ._inbox_drawing import draw_inbox, draw_proposal
@@ -64,7 +64,7 @@ def _start(
     """Return the work of a verb. `timeout_ms` 0: it has a limit of its own, or ends with a person's patience."""
 
     def start(as_json: bool) -> int:
-        raise_on_stop()
+        StopListener.raise_at_once()
         limit_ms = TIMEOUT_MS if timeout_ms is None else timeout_ms
         admit = partial(admit_call, f"inbox {verb}", mutates=verb in _MUTATING, idempotent=verb == "propose")
         me = replace(Principal.local(), via="the command line")

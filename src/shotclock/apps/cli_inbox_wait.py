@@ -33,7 +33,7 @@ from ..people.person_wait import (
 from ..people.proposal_json import summary
 from ..store.store import Store
 from ..terminal.drawing import draw
-from ..terminal.output import EarlyEnd, is_terminal, say_line, until_stopped, write_quietly
+from ..terminal.output import EarlyEnd, StopListener, is_terminal, say_line, write_quietly
 from ._inbox_drawing import draw_inbox
 
 STORE_LIMIT_S = 30.0  # a stuck disk would exhaust it
@@ -95,7 +95,7 @@ def _wait(begin: Begin, asked_ms: int | None, call: Call, key: str | None) -> Ou
             inbox = Inbox(store)
             try:
                 waiting = begin(inbox, CallWait(call.started_ns, wait_ms, key), on_found)
-                done = await until_stopped(waiting, wait_ms / 1000 + STORE_LIMIT_S)
+                done = await StopListener.run(waiting, wait_ms / 1000 + STORE_LIMIT_S)
             finally:
                 await inbox.close()
         return _describe_leaving(proposal, done.signal, wait_ms) if isinstance(done, EarlyEnd) else done
@@ -139,7 +139,7 @@ async def _watch(store: Store, limit_s: float | None, as_json: bool) -> Outcome:
     inbox, writer = Inbox(store), _ChangeWriter(as_json)
     outcome = Outcome(Ending.FINISHED)
     try:
-        done = await until_stopped(_write_changes(inbox, writer), limit_s)  # without a limit, a person ends it
+        done = await StopListener.run(_write_changes(inbox, writer), limit_s)  # without a limit, a person ends it
         if isinstance(done, EarlyEnd) and done.signal is not None:
             outcome = Outcome(Ending.CANCELLED, stop_problem(done.signal))
     except Failure as failure:

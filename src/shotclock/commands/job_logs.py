@@ -18,7 +18,7 @@ from ..dispatch.job_log import Log, LogPart
 from ..store.jobs import Job
 from ..store.store import Store
 from ..supervise.clock import pause, wall_time
-from ..terminal.output import raise_on_stop, write_quietly
+from ..terminal.output import StopListener, write_quietly
 from ..terminal.parser import Option, Subcommand, whole_number
 from ..terminal.subcommand import TIMEOUT_MS, Mistaken, admit_call, conclude, deliver, run_subcommand
 
@@ -125,7 +125,7 @@ def _follow(job_id: str, since: tuple[str, int] | None, count: int) -> Outcome:
     with Store.open() as store:
         client = JobClient(store, ["shotclock"])
         job, path = _find(client, job_id)
-        raise_on_stop()
+        StopListener.raise_at_once()
         seen = Log(path).state()
         part = _first_part(path, since, count)
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode

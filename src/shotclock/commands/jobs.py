@@ -28,7 +28,7 @@ from ..store.jobs import Job
 from ..store.store import Store
 from ..supervise.clock import monotonic_ns
 from ..supervise.environment import OVERTIME_VARIABLE
-from ..terminal.output import EarlyEnd, until_stopped, write_quietly
+from ..terminal.output import EarlyEnd, StopListener, write_quietly
 from ..terminal.parser import CommandTable, Option, Subcommand, positive_duration
 from ..terminal.subcommand import TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, read_budget_ms
 from . import _background as background
@@ -183,7 +183,7 @@ def _must_be_run(scope: JobScope, store: Store, name: str, failure: Failure) -> 
 
 async def _unless_stopped(work: Callable[[], Any]) -> Outcome | Envelope:
     """Stop waiting when a signal comes. It does not end the job, whose state is not looked up again."""
-    done = await until_stopped(work())
+    done = await StopListener.run(work())
     if not isinstance(done, EarlyEnd):
         return done  # type: ignore[no-any-return]
     problem = stop_problem(str(done.signal))

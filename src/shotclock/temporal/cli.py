@@ -11,7 +11,7 @@ from ..calls.runtime import Runtime
 from ..core.errors import Ending, Failure
 from ..dispatch.engines import engine_options
 from ..supervise.zygote import start_zygote_early, stop_early_zygote
-from ..terminal.output import StopListener, raise_on_stop, say_line
+from ..terminal.output import StopListener, say_line
 from ..terminal.parser import Option, Subcommand
 from ..terminal.subcommand import admit_call, conclude, deliver
 
@@ -29,7 +29,7 @@ def _serve_until_stopped(name: str, serve: Callable[[asyncio.Future[str]], Await
             return await serve(stop)
 
     def body() -> Outcome:
-        raise_on_stop()
+        StopListener.raise_at_once()
         require_sdk()
         return Outcome(Ending.FINISHED, data={"stopped_by": asyncio.run(main())})
 

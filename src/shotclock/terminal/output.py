@@ -3,10 +3,10 @@
 Data goes to stdout and everything else to stderr, without a traceback for a closed pipe. Ctrl-S, a hanging window or
 a reader that does not read never blocks a run. Stop signals are handled over the whole life of the process:
 
-    raise_on_stop      nothing has begun: leave at once
-    StopListener       the work listens, and stops its processes; a second signal ends the process at once
-    note_stops         the answer is being written, once
-    leave_soon         the answer is out
+    StopListener.raise_at_once   nothing has begun: leave at once
+    StopListener                 the work listens, and stops its processes; a second signal ends the process at once
+    StopListener.record_only     the answer is being written, once
+    leave_soon                   the answer is out
 """
 
 from __future__ import annotations
@@ -229,19 +229,19 @@ class Outlet:
                 raise
 
 
-def find_screen() -> Screen | None:
-    """Return the terminal to draw on. None: stderr is not one, or cannot move its cursor."""
-    if not is_terminal(sys.stderr) or os.environ.get("TERM", "dumb") in ("dumb", ""):
-        return None
-    try:
-        # A description of our own: O_NONBLOCK on the shared one would affect other programs.
-        return Screen(os.open(os.ttyname(2), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except OSError:
-        return None
-
-
 class Screen(Outlet):
     """A terminal as a file that never blocks."""
+
+    @staticmethod
+    def find() -> Screen | None:
+        """Return the terminal to draw on. None: stderr is not one, or cannot move its cursor."""
+        if not is_terminal(sys.stderr) or os.environ.get("TERM", "dumb") in ("dumb", ""):
+            return None
+        try:
+            # A description of our own: O_NONBLOCK on the shared one would affect other programs.
+            return Screen(os.open(os.ttyname(2), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError:
+            return None
 
     @property
     def is_behind(self) -> bool:
@@ -310,16 +310,10 @@ class Signalled(BaseException):
         self.name = signal.Signals(number).name
 
 
-def raise_on_stop() -> None:
-    for number in _signals_to_hear():
-        signal.signal(number, _raise)
+class EarlyEnd(NamedTuple):
+    """The end of a wait without a result: by a signal, or with None by the time limit."""
 
-
-def note_stops() -> None:
-    for number in _signals_to_hear():
-        signal.signal(number, lambda number, frame: signals_heard.append(number))
-    # `StopListener` blocked them when its loop ended, until the next handler is set.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    signal: str | None
 
 
 class StopListener:
@@ -361,24 +355,33 @@ class StopListener:
                 self._on_second(name)
             os._exit(128 + number)  # every process below us dies with our socket
 
+    @staticmethod
+    def raise_at_once() -> None:
+        """Let a stop signal raise Signalled from now on."""
+        for number in _signals_to_hear():
+            signal.signal(number, _raise)
 
-class EarlyEnd(NamedTuple):
-    """The end of a wait without a result: by a signal, or with None by the time limit."""
+    @staticmethod
+    def record_only() -> None:
+        """Let a stop signal only be recorded from now on."""
+        for number in _signals_to_hear():
+            signal.signal(number, lambda number, frame: signals_heard.append(number))
+        # A listener blocked them when its loop ended, until the next handler is set.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
-    signal: str | None
+    @staticmethod
+    async def run(work: Coroutine[Any, Any, T], limit_s: float | None = None) -> T | EarlyEnd:
+        """Do the work until it ends, a stop signal comes or the time limit is reached."""
+        import asyncio
 
-
-async def until_stopped(work: Coroutine[Any, Any, T], limit_s: float | None = None) -> T | EarlyEnd:
-    import asyncio
-
-    with StopListener() as stop:
-        working = asyncio.ensure_future(work)
-        waits: list[asyncio.Future[Any]] = [working, stop]
-        await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        working.cancel()
-        return EarlyEnd(stop.result() if stop.done() else None)
+        with StopListener() as stop:
+            working = asyncio.ensure_future(work)
+            waits: list[asyncio.Future[Any]] = [working, stop]
+            await asyncio.wait(waits, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            working.cancel()
+            return EarlyEnd(stop.result() if stop.done() else None)
 
 
 def _signals_to_hear() -> list[signal.Signals]:

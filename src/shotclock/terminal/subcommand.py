@@ -36,10 +36,10 @@ from ..supervise.clock import monotonic_ns, process_began_ns
 from .drawing import Draw, draw
 from .output import (
     Signalled,
+    StopListener,
     emit,
     emit_text,
     is_terminal,
-    note_stops,
     say_line,
     summary_line,
     wants_json,
@@ -208,7 +208,7 @@ def conclude(
         try:
             outcome = body()
         finally:
-            note_stops()  # against a second signal
+            StopListener.record_only()  # against a second signal
     except Signalled as signalled:
         ending = Ending.CANCELLED if call.mutates else Ending.NOT_STARTED
         outcome = Outcome(ending, stop_problem(signalled.name))
@@ -274,7 +274,7 @@ def deliver(
     program: str = "shotclock",
 ) -> int:
     """Write the envelope for a program. For a person, call `show`, and write problems to stderr."""
-    note_stops()
+    StopListener.record_only()
     if as_json:
         return emit(envelope)
     if show is not None and envelope.data is not None:

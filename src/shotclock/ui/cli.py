@@ -15,7 +15,7 @@ from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import NS_PER_MS, parse_duration_ms
 from ..core.visible_text import visible
 from ..supervise.clock import monotonic_ns
-from ..terminal.output import Signalled, is_terminal, raise_on_stop, read_stdin, write_quietly
+from ..terminal.output import Signalled, StopListener, is_terminal, read_stdin, write_quietly
 from ..terminal.parser import CommandTable, Option, Subcommand, explain
 from ..terminal.subcommand import TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, problem_in, unstarted
 from . import client
@@ -152,7 +152,7 @@ def _run(call: Call, execution: Execution, device: str | None) -> Outcome | Enve
         remaining_ms = call.bound.bell.remaining_ms(monotonic_ns())
     requests: list[client.DeviceRequest] = []
     try:
-        raise_on_stop()
+        StopListener.raise_at_once()
         return client.execute(
             _device(device),
             execution.written,
@@ -193,7 +193,7 @@ def _stop(device: str | None, all: bool) -> Callable[[bool], int]:
 
 
 def _manage(name: str, timeout_ms: int, body: Callable[[], Outcome | Envelope], as_json: bool) -> int:
-    raise_on_stop()
+    StopListener.raise_at_once()
     call = admit_call(name, timeout_ms, mutates=True, idempotent=True)
     return deliver(conclude(call, body), as_json, _show_data)
 

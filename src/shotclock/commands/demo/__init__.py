@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ...calls.runtime import Runtime
 from ...core.visible_text import one_line
 from ...supervise.leftovers import LeftProcess
-from ...terminal.output import EarlyEnd, note_stops, say_line, until_stopped, write_quietly
+from ...terminal.output import EarlyEnd, StopListener, say_line, write_quietly
 from ...terminal.parser import Option, Subcommand
 from ._scenes import FAST, NORMAL, SCENES, Pace, Scene
 from ._stage import Take, play
@@ -38,8 +38,8 @@ def _run_demo(scene: list[list[int]], fast: bool) -> Callable[[bool], int]:
 
 def show_scenes(scenes: list[Scene], pace: Pace) -> int:
     """Play the scenes and print the counts. Returns 1 where Shotclock has left a process or a scene failed."""
-    ended = asyncio.run(until_stopped(_play_all(scenes, pace)))
-    note_stops()
+    ended = asyncio.run(StopListener.run(_play_all(scenes, pace)))
+    StopListener.record_only()
     if isinstance(ended, EarlyEnd):
         say_line("shotclock: the demo was stopped")
         return -signal.Signals[ended.signal or "SIGTERM"]

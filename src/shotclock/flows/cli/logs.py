@@ -21,7 +21,7 @@ from ...store.runs import StoredRun
 from ...store.store import Store
 from ...supervise.clock import pause
 from ...supervise.kernel import is_alive
-from ...terminal.output import EarlyEnd, raise_on_stop, say_line, until_stopped, write_quietly
+from ...terminal.output import EarlyEnd, StopListener, say_line, write_quietly
 from ...terminal.parser import Option, Subcommand, nearest_of, whole_number
 from ...terminal.subcommand import TIMEOUT_MS, admit_call, conclude, deliver, run_subcommand
 from ..check.plan import is_per_item
@@ -285,7 +285,7 @@ def _follow(run_id: str, wanted: _Wanted) -> Outcome:
     """Print the output until the run ends, which bounds it, or a signal comes."""
     with Store.open() as store:
         logs = _RunLogs(store, EmbeddedEngine(store).find_run(run_id), wanted)
-        raise_on_stop()
+        StopListener.raise_at_once()
         writer = LabelledLines()
         while True:
             is_over = logs.is_over  # before the logs, which are complete when the run has ended
@@ -321,7 +321,7 @@ def _read_engine(on: EngineAddress, run_id: str, wanted: _Wanted, follows: bool)
         await module.read_tails(engine, id, take, follows=follows)
         return id, is_over
 
-    read = asyncio.run(until_stopped(main(), None if follows else TIMEOUT_MS / 1000))
+    read = asyncio.run(StopListener.run(main(), None if follows else TIMEOUT_MS / 1000))
     if isinstance(read, EarlyEnd):
         if read.signal is None:
             raise Failure("CONNECT_FAILED", f"the engine did not answer within {TIMEOUT_MS // 1000} s")

@@ -28,14 +28,12 @@ from ...supervise.clock import wall_time
 from ...terminal.drawing import brief
 from ...terminal.output import (
     Outlet,
+    Screen,
     Signalled,
     StopListener,
     emit,
     emit_text,
-    find_screen,
     is_terminal,
-    note_stops,
-    raise_on_stop,
     say_line,
     summary_line,
     write_quietly,
@@ -128,7 +126,7 @@ def main(options: RunOptions, as_json: bool, *, envelope_only: bool) -> int:
     except Exception as error:  # a bug of ours: the caller still gets an envelope
         done = outcome_of_error(error)
     envelope = done if isinstance(done, Envelope) else answer_at_once("run", done, Clocks())
-    note_stops()
+    StopListener.record_only()
     return _deliver(envelope, options, as_json or options.output == "json")
 
 
@@ -140,7 +138,7 @@ def _make_findable() -> None:
 
 
 def _perform(options: RunOptions, *, alone: bool, as_json: bool) -> Envelope | Outcome:
-    raise_on_stop()
+    StopListener.raise_at_once()
     try:
         kernel.check_descriptors(DESCRIPTORS_NEEDED)
     except OSError as error:
@@ -245,7 +243,7 @@ def _find_view(engine: Engine, request: RunRequest | str) -> View | None:
         if run is None or run.ended_at is not None:
             return None
         run_id, name, (workflow, recorded) = request, run.name, read_record(run, engine.store)
-    screen = find_screen()
+    screen = Screen.find()
     if screen is None:
         return None
     from .live_view import View
