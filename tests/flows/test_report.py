@@ -192,6 +192,12 @@ def test_every_form_counts_the_attempts_of_a_step_and_the_drawing_fits_80_column
     assert not any("↻" in form for form in (draw(draw_run, once.to_dict()), to_html(once)))
 
 
+def test_a_line_of_the_drawing_ends_at_the_edge_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = draw(draw_run, report([step("a-step-with-a-long-name-indeed", took=5_000)]).to_dict()).splitlines()
+    assert max(map(len, lines)) == 40 and any(line.endswith("…") for line in lines)
+
+
 def test_the_time_of_a_question_is_for_the_person_who_answers() -> None:
     ask = step("ask", took=9_000, waited_ms=8_990)
     ask.type, ask.timeout_ms = "human-input", 20_000

@@ -12,7 +12,7 @@ from ..core.errors import Ending
 from ..core.visible_text import visible
 from ..terminal.drawing import styled
 from ..terminal.parser import CommandTable, Option, Subcommand
-from ..terminal.subcommand import ChildWork, Mistaken, drawn
+from ..terminal.subcommand import ChildWork, Mistaken
 from ._status import describe
 from .config_files import SCOPE, YES, change_file, draw_change
 from .install import plan_install, plan_remove, write_plan
@@ -56,7 +56,7 @@ def _run_status(name: str | None) -> ChildWork:
         shown = [each for each in found if each.scope is ConfigScope.USER or (each.is_there and each.file not in users)]
         return Outcome(Ending.FINISHED, data={"agents": [each.as_data() for each in shown]})
 
-    return ChildWork("agent status", body, show=drawn(_draw_status))
+    return ChildWork("agent status", body, draw=_draw_status)
 
 
 def _draw_status(data: Any, console: Console) -> None:

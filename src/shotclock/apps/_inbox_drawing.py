@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..core.visible_text import one_line, visible
-from ..terminal.drawing import NEVER, age, assemble, print_line, styled, table, time_left, wrap_only
+from ..terminal.drawing import NEVER, age, styled, table, time_left
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +53,7 @@ def draw_inbox(verb: str, data: Any, console: Console) -> None:
         case "propose" | "check" if "proposal_id" in data:
             _draw_result(data, console)
         case "watch" if "proposal" in data:
-            print_line(console, _describe_change(data))
+            console.print(_describe_change(data), no_wrap=True, overflow="ellipsis")
         case _ if "title" in data:
             console.print(_describe_change({"type": "proposal", "proposal": data}))
 
@@ -66,11 +66,10 @@ def _draw_proposals(data: Any, console: Console) -> None:
     titles = ("id", "title", "kind", "asked by", "age", "expires in" if is_pending else "status")
     # A narrow terminal shows the id, the title and the status.
     shown = range(len(titles)) if console.width >= 80 else (0, 1, len(titles) - 1)
-    rows = table(*(titles[place] for place in shown))
+    rows = table(*(titles[place] for place in shown), wraps=1)
     for each in data["proposals"]:
         row = _describe_proposal(each, is_pending)
         rows.add_row(*(row[place] for place in shown))
-    wrap_only(rows, 1)
     console.print(rows)
     if data["more"]:
         console.print("there are more: --limit", style="dim")
@@ -210,7 +209,8 @@ def _describe_change(event: dict[str, Any]) -> Text:
 
 
 def _heading(id: str, status: str, title: str, width: int = 0) -> Text:
-    return assemble((id, "bold"), "  ", (f"{status:<{width}}", DECISION_COLOURS[status]), "  ", one_line(title))
+    text = styled().append(id, "bold").append("  ").append(f"{status:<{width}}", DECISION_COLOURS[status])
+    return text.append(f"  {one_line(title)}")
 
 
 def _open_for(until: str) -> str:
@@ -236,8 +236,7 @@ def _print_entry(entry: dict[str, Any], console: Console) -> None:
     details = entry["details"]
     notes = details.get("notes") or details.get("name") or details.get("code") or details.get("job_id") or ""
     via = f" via {one_line(details['via'], 200)}" if details.get("via") else ""
-    text = assemble(
-        (f"{entry['at'][:19].replace('T', ' ')}  ", "dim"), about, (f"{entry['action']:<13} ", "bold"),
-        one_line(entry["by"], 80), via, ("  " + one_line(str(notes), 200) if notes else "", "dim"),
-    )  # fmt: skip
+    text = styled().append(f"{entry['at'][:19].replace('T', ' ')}  ", "dim").append(about)
+    text.append(f"{entry['action']:<13} ", "bold").append(f"{one_line(entry['by'], 80)}{via}")
+    text.append(f"  {one_line(str(notes), 200)}" if notes else "", "dim")
     console.print(text, soft_wrap=True)

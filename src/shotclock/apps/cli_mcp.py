@@ -29,10 +29,10 @@ from ..store.wrapped_calls import PENDING, RUNNING, SUCCEEDED, UNKNOWN, WAITING,
 from ..supervise.clock import monotonic_ns, process_began_ns, wall_time
 from ..supervise.command_task import CommandReport
 from ..supervise.kernel import can_see, is_alive
-from ..terminal.drawing import age, brief, short_size, styled, table, time_left, wrap_only
+from ..terminal.drawing import age, brief, short_size, styled, table, time_left
 from ..terminal.output import StopListener, write_quietly
 from ..terminal.parser import CommandTable, Option, Subcommand, expand, name_and_value
-from ..terminal.subcommand import Mistaken, deliver, draw_answer, looks, run_subcommand
+from ..terminal.subcommand import ChildWork, Mistaken, deliver, draw_answer, run_subcommand
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,7 +85,7 @@ def _draw_calls(data: Any, console: Console) -> None:
     limit = ["limit"] if any(call.get("due_at") for call in data["calls"]) else []
     if console.width < WIDE:
         sizes = {} if limit else {"received": "answer_bytes"}
-    rows = table("age", "server", "tool", "took", "outcome", *sizes, *limit)
+    rows = table("age", "server", "tool", "took", "outcome", *sizes, *limit, wraps=2)
     for column in (rows.columns[3], *rows.columns[5:]):
         column.justify = "right"
     for call in data["calls"]:
@@ -98,7 +98,6 @@ def _draw_calls(data: Any, console: Console) -> None:
         if limit:
             shown.append(f"{call['due_by']} in {time_left(call['due_at'])}" if call.get("due_at") else "")
         rows.add_row(age(call["started_at"]), *names, took, outcome, *shown)
-    wrap_only(rows, 2)
     rows.columns[1].max_width = LONGEST_SERVER
     console.print(rows)
     if data["more"]:
@@ -119,7 +118,7 @@ LOG = Subcommand(
         Option.number("--limit", "List at most this many.", 1, MOST_LISTED, default="20"),
         Option.timeout(),
     ),
-    run=looks("mcp log", _list_calls, _draw_calls),
+    run=ChildWork.looking("mcp log", _list_calls, _draw_calls),
 )
 
 

@@ -24,10 +24,10 @@ from ..store.home import state_home
 from ..store.store import Store, move_aside, parse_count, parse_size, prune, read_retention
 from ..supervise.clock import wall_time
 from ..supervise.kernel import is_alive
-from ..terminal.drawing import age, file_size, styled, table, time_left, wrap_only
+from ..terminal.drawing import age, file_size, styled, table, time_left
 from ..terminal.output import ask_person, is_terminal, say_line, write_quietly
 from ..terminal.parser import CommandTable, Option, Subcommand
-from ..terminal.subcommand import ChildWork, drawn, looks
+from ..terminal.subcommand import ChildWork
 from .doctor import Check, examine
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _run_doctor(about: str | None, sweep: bool, trace: str | None, timeout: int)
         if (ask_person(f"Kill the leftovers {whose}? [y/N] ") or "").strip().lower() not in ("y", "yes"):
             hint = "answer y to kill them; without --sweep they are only listed"
             raise Failure("PERSON_REQUIRED", "nothing was stopped: the answer was not yes", suggestion=hint)
-    return ChildWork("doctor", lambda: _examine(about, sweep, trace), timeout, mutates=sweep, show=drawn(draw_checks))
+    return ChildWork("doctor", lambda: _examine(about, sweep, trace), timeout, mutates=sweep, draw=draw_checks)
 
 
 def _examine(about: str | None, sweep: bool, trace: str | None) -> Outcome:
@@ -92,9 +92,9 @@ def _run_prune(
     limits = {**ages, "runs": keep, "runs_bytes": max_size}
     changes = {name: limit for name, limit in limits.items() if limit is not None}
     if reset:
-        return ChildWork("prune", reset_store, timeout, mutates=True, show=drawn(draw_pruned))
+        return ChildWork("prune", reset_store, timeout, mutates=True, draw=draw_pruned)
     return ChildWork(
-        "prune", lambda: prune_store(changes, dry_run=dry_run), timeout, mutates=not dry_run, show=drawn(draw_pruned)
+        "prune", lambda: prune_store(changes, dry_run=dry_run), timeout, mutates=not dry_run, draw=draw_pruned
     )
 
 
@@ -162,8 +162,15 @@ def _token_work(verb: str, body: Callable[[Access, WallTime], dict[str, object]]
         with Store.open() as store:
             return Outcome(Ending.FINISHED, data=body(Access(store), wall_time()))
 
-    show = _show_token if verb == "create" else drawn(draw_tokens)
-    return ChildWork(f"token {verb}", perform, mutates=verb != "list", show=show, on_failure=refusal_outcome)
+    show = _show_token if verb == "create" else None
+    return ChildWork(
+        f"token {verb}",
+        perform,
+        mutates=verb != "list",
+        show=show,
+        draw=None if show else draw_tokens,
+        on_failure=refusal_outcome,
+    )
 
 
 def _describe_token(token: Token, now: WallTime) -> dict[str, object]:
@@ -255,7 +262,7 @@ def draw_tokens(data: Any, console: Console) -> None:
     if not tokens:
         console.print("no tokens")
         return
-    rows = table("id", "name", "role", "status", "age", "expires in")
+    rows = table("id", "name", "role", "status", "age", "expires in", wraps=1)
     for token in tokens:
         colour = {"active": "green", "expired": "magenta", "revoked": "bright_black"}[token["status"]]
         left = time_left(token["expires_at"]) if token["expires_at"] else "–"
@@ -263,7 +270,6 @@ def draw_tokens(data: Any, console: Console) -> None:
         rows.add_row(
             styled(token["id"], style="bold"), token["name"], token["role"], status, age(token["created_at"]), left
         )
-    wrap_only(rows, 1)
     console.print(rows)
 
 
@@ -271,7 +277,7 @@ COMMANDS: dict[str, Subcommand | CommandTable] = {
     "errors": Subcommand(
         "errors",
         options=(Option.argument("code", "Show only this code, as in `shotclock errors TIMEOUT`."), Option.timeout()),
-        run=looks("errors", _look_up, draw_errors),
+        run=ChildWork.looking("errors", _look_up, draw_errors),
     ),
     "doctor": Subcommand(
         "doctor",

@@ -42,27 +42,14 @@ def styled(words: str = "", style: str = "", **more: Any) -> Text:
     return Text(words, style, **more)
 
 
-def assemble(*parts: str | Text | tuple[str, str]) -> Text:
-    from rich.text import Text
-
-    return Text.assemble(*parts)
-
-
-def table(*titles: str) -> Table:
+def table(*titles: str, wraps: int | None = None) -> Table:
+    """Return a table. `wraps` is the column that alone becomes narrower where the terminal is."""
     from rich.table import Table
 
-    return Table(*titles, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", show_header=bool(titles))
-
-
-def wrap_only(made: Table, place: int) -> None:
-    """Make this column alone narrower where the terminal is."""
+    made = Table(*titles, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold", show_header=any(titles))
     for number, column in enumerate(made.columns):
-        column.no_wrap = number != place
-
-
-def print_line(console: Console, line: Text) -> None:
-    """Print one line, cut at the edge of the terminal."""
-    console.print(line, soft_wrap=False, no_wrap=True, overflow="ellipsis", crop=True)
+        column.no_wrap = wraps not in (None, number)
+    return made
 
 
 def file_size(size: int) -> str:

@@ -72,6 +72,16 @@ class ChildWork:
     )
     on_failure: Callable[[Failure], Outcome] = failure_outcome
     tool: Tool = OURSELVES
+    draw: Draw | None = None  # draws the data of the answer instead, unless the work was stopped
+
+    @staticmethod
+    def looking(name: str, body: Callable[..., Outcome], draw: Draw) -> Callable[..., ChildWork]:
+        """Return the `run` of a subcommand that changes nothing: its body runs in a child, and its answer is drawn."""
+
+        def run(timeout: int, **values: Any) -> ChildWork:
+            return ChildWork(name, partial(body, **values), timeout, draw=draw)
+
+        return run
 
 
 class Mistaken(Exception):
@@ -135,25 +145,6 @@ def find_work(name: str, command: Subcommand, line: ParsedLine) -> ChildWork | C
     return None
 
 
-def drawn(how: Draw) -> Callable[[Envelope], None]:
-    """Return the `show` of work: it draws the answer, unless the work was stopped."""
-
-    def show(envelope: Envelope) -> None:
-        if envelope.ending == Ending.FINISHED:
-            draw_answer(how, envelope.data)
-
-    return show
-
-
-def looks(name: str, body: Callable[..., Outcome], how: Draw) -> Callable[..., ChildWork]:
-    """Return the `run` of a subcommand that changes nothing: its body runs in a child, and its answer is drawn."""
-
-    def run(timeout: int, **values: Any) -> ChildWork:
-        return ChildWork(name, partial(body, **values), timeout, show=drawn(how))
-
-    return run
-
-
 def draw_answer(how: Draw, data: object, stream: TextIO | None = None) -> None:
     """Draw an answer at once, without waiting for a terminal that does not read."""
     write_quietly(stream or sys.stdout, draw(how, data, to_stderr=stream is sys.stderr))
@@ -183,7 +174,14 @@ def perform(work: ChildWork, as_json: bool) -> int:
     envelope = conclude(call, body)
     if envelope.ok and isinstance(envelope.value, str):  # a format was named: the text is the data
         return emit_text(envelope.value, envelope.exit_code)
-    return deliver(envelope, as_json, work.show, work.tool.name)
+    show = work.show
+    if work.draw is not None and envelope.ending == Ending.FINISHED:
+        show = partial(_draw_data, work.draw)
+    return deliver(envelope, as_json, show, work.tool.name)
+
+
+def _draw_data(how: Draw, envelope: Envelope) -> None:
+    draw_answer(how, envelope.data)
 
 
 def carry_out_or_fail(

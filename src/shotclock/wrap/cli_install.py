@@ -32,7 +32,7 @@ from ..core.value_types import replace, value
 from ..core.visible_text import visible
 from ..terminal.drawing import styled
 from ..terminal.parser import CommandTable, Option, Subcommand, is_option, nearest_of, read
-from ..terminal.subcommand import ChildWork, Mistaken, drawn, run_subcommand, run_table
+from ..terminal.subcommand import ChildWork, Mistaken, run_subcommand, run_table
 from ._limits import DEFAULT_TIMEOUT_MS
 from .cli import COMMAND as WRAP
 from .cli import FOR_EVERY_SERVER, names_verb
@@ -225,7 +225,7 @@ def _run_status(client: str | None) -> ChildWork:
         files = [ServersFile.find(each, project=project) for each in chosen for project in (False, True)]
         return Outcome(Ending.FINISHED, data={"clients": [_describe(each) for each in files]})
 
-    return ChildWork("wrap status", body, show=drawn(_draw_clients))
+    return ChildWork("wrap status", body, draw=_draw_clients)
 
 
 def _describe(place: ServersFile) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.limits import format_duration
 from ...core.visible_text import one_line
-from ...terminal.drawing import brief, limit_in_words, styled, table, wrap_only
+from ...terminal.drawing import brief, limit_in_words, styled, table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -83,7 +83,7 @@ def draw_advice(data: Any, console: Console) -> None:
     if "findings" in data:  # the file has mistakes
         draw_findings(data, console)
         return
-    rows = table("step", "timeout", "runs", "p50", "p95", "max", "timeouts", "advice")
+    rows = table("step", "timeout", "runs", "p50", "p95", "max", "timeouts", "advice", wraps=7)
     for column in rows.columns[1:7]:
         column.justify = "right"
     for each in data["timeouts"]:
@@ -93,7 +93,6 @@ def draw_advice(data: Any, console: Console) -> None:
         colour = {"raise": "yellow", "lower": "cyan", "unknown": "bright_black"}.get(each["verdict"], "")
         numbers = (str(each["runs"]), *figures, str(each["timeouts"] or ""))
         rows.add_row(name, limit, *numbers, styled(each["advice"], colour))
-    wrap_only(rows, 7)
     console.print(rows)
     more = "" if data["runs_are_all_read"] else "; there was no time to read more"
     console.print(f"\n{data['runs']} ended runs of {one_line(data['name'], 60)}{more}", style="dim")

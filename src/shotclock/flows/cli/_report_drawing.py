@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...core.visible_text import one_line, visible
-from ...terminal.drawing import OFF_TERMINAL_COLUMNS, assemble, brief, print_line, styled, table, wrap_only
+from ...terminal.drawing import OFF_TERMINAL_COLUMNS, brief, styled, table
 from ...terminal.output import describe_page
 from ..report.words import COLOURS, MARKS, WORDS, artifacts_in_words, attempts_in_words, news_in_words
 from ..run.state import Status
@@ -23,14 +23,13 @@ ATTEMPTS_WIDTH = 13
 def draw_runs(data: Any, console: Console) -> None:
     if not data["runs"]:
         console.print("no runs yet")
-    rows = table()
+    rows = table("", "", "", "", "", wraps=4)
     for run in data["runs"]:
         status = Status(run["status"])
         took = "" if run["duration_ms"] is None else brief(run["duration_ms"])
-        mark = assemble((f"{MARKS[status]} ", COLOURS[status]), (one_line(run["run_id"], 40), "bold"))
+        mark = styled().append(f"{MARKS[status]} ", COLOURS[status]).append(one_line(run["run_id"], 40), "bold")
         name = styled(one_line(run["name"], 60), no_wrap=True, overflow="ellipsis")
         rows.add_row(mark, styled(WORDS[status], COLOURS[status]), f"{run['started_at'][:19]}Z", took, name)
-    wrap_only(rows, 4)
     console.print(rows)
 
 
@@ -38,14 +37,14 @@ def draw_run(data: Any, console: Console) -> None:
     status = Status(data["status"])
     of = f" of {brief(data['budget_ms'])}" if data["budget_ms"] else ""
     title = styled(f"{MARKS[status]} {one_line(data['name'], 80)} {WORDS[status]}", f"bold {COLOURS[status]}")
-    print_line(console, title + styled(f" in {brief(data['duration_ms'])}{of}", "not bold"))
+    _print_line(console, title + styled(f" in {brief(data['duration_ms'])}{of}", "not bold"))
     if data["why"]:
-        print_line(console, styled(f"  {one_line(data['why'], 500)}", COLOURS[status]))
+        _print_line(console, styled(f"  {one_line(data['why'], 500)}", COLOURS[status]))
     counts = ", ".join(f"{count} {WORDS[Status(name)]}" for name, count in data["counts"].items())
     group = data["concurrency"]
     waited = f", waited {brief(group['waited_ms'])}" if group and group["waited_ms"] else ""
     in_group = f"; group {one_line(group['group'], 80)}{waited}" if group else ""
-    print_line(console, styled(f"  {counts}; run {one_line(data['run_id'], 80)}{in_group}\n", "bright_black"))
+    _print_line(console, styled(f"  {counts}; run {one_line(data['run_id'], 80)}{in_group}\n", "bright_black"))
     steps = _worth_showing(data["steps"], set(data["critical_path"]))
     names = min(28, max((len(one_line(step["id"], 28)) for step in steps), default=0))
     end_ms = max(data["duration_ms"], 1)
@@ -54,20 +53,22 @@ def draw_run(data: Any, console: Console) -> None:
     has_attempts = any(step["attempts"] > 1 and not step["is_per_item"] for step in steps)
     room = max(10, columns - names - 26 - P95_WIDTH * has_p95 - ATTEMPTS_WIDTH * has_attempts)
     for step in steps:
-        print_line(console, _row(step, names, room, end_ms, has_p95=has_p95))
+        _print_line(console, _row(step, names, room, end_ms, has_p95=has_p95))
         if step["why"]:
-            print_line(console, styled(f"    {one_line(step['why'], 200)}", COLOURS[Status(step["status"])]))
+            _print_line(console, styled(f"    {one_line(step['why'], 200)}", COLOURS[Status(step["status"])]))
         for news in step["overtime"][:NEWS_SHOWN]:
-            print_line(console, styled(f"    ◔ +{brief(news['at_ms'])} {one_line(news_in_words(news), 200)}", "yellow"))
+            _print_line(
+                console, styled(f"    ◔ +{brief(news['at_ms'])} {one_line(news_in_words(news), 200)}", "yellow")
+            )
     if len(steps) < len(data["steps"]):
-        print_line(console, styled(f"\n  {len(data['steps']) - len(steps)} more steps; --html FILE shows them all"))
+        _print_line(console, styled(f"\n  {len(data['steps']) - len(steps)} more steps; --html FILE shows them all"))
     if data["artifacts"] is not None:
         words, folder = artifacts_in_words(data["artifacts"]), visible(data["artifacts"]["folder"])
         console.print(styled(f"\n  {words}: {folder}"), soft_wrap=True)
     if data["rerun_of"]:
-        print_line(console, styled(f"\n  continues run {one_line(data['rerun_of'], 80)}", "bright_black"))
+        _print_line(console, styled(f"\n  continues run {one_line(data['rerun_of'], 80)}", "bright_black"))
     if data["continue_command"]:
-        print_line(console, styled(f"\n  continue it: {one_line(data['continue_command'], 200)}"))
+        _print_line(console, styled(f"\n  continue it: {one_line(data['continue_command'], 200)}"))
     for name in ("html", "output_file"):
         if name in data:
             console.print(styled(f"\n{describe_page(data, name)}"), soft_wrap=True)  # whole, to be copied
@@ -104,3 +105,8 @@ def _row(step: dict[str, Any], names: int, room: int, end_ms: int, *, has_p95: b
     attempts = "" if step["is_per_item"] or step["attempts"] <= 1 else f" ↻ {attempts_in_words(step['attempts'])}"
     line += styled(" " * start) + styled("╱" * waited, "yellow") + styled("█" * (used - waited), COLOURS[status])
     return line + styled("░" * spare, "bright_black") + attempts
+
+
+def _print_line(console: Console, line: Text) -> None:
+    """Print one line, cut at the edge of the terminal."""
+    console.print(line, no_wrap=True, overflow="ellipsis")

@@ -8,7 +8,7 @@ from ...calls.call import Outcome
 from ...core.errors import Ending, Failure
 from ...store.store import Store
 from ...terminal.parser import Option, Subcommand
-from ...terminal.subcommand import ChildWork, drawn
+from ...terminal.subcommand import ChildWork
 from ..file.loader import Loaded, judge, suggest, try_load
 from ..report.history import RUNS_READ, History, advise, has_store, name_of, read_history
 from ._check_drawing import draw_advice
@@ -17,7 +17,7 @@ MOST_RUNS = 1_000
 
 
 def _run_advise(flow: str, step: list[str], runs: int, timeout: int) -> ChildWork:
-    return ChildWork("advise", lambda: _show(flow, step, runs), timeout, show=drawn(draw_advice))
+    return ChildWork("advise", lambda: _show(flow, step, runs), timeout, draw=draw_advice)
 
 
 def _show(flow: str, steps: Sequence[str], runs: int) -> Outcome:

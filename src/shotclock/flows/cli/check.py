@@ -10,7 +10,7 @@ from ...core.errors import Ending
 from ...core.limits import parse_duration_ms
 from ...core.value_types import replace
 from ...terminal.parser import Option, Subcommand
-from ...terminal.subcommand import looks
+from ...terminal.subcommand import ChildWork
 from ..check.lint import find_unset, lint
 from ..check.plan import Plan, PlannedStep, plan_of
 from ..file.loader import Finding, Loaded, judge, load_or_refuse
@@ -136,7 +136,7 @@ _OPTIONS = (
     Option.timeout(),
 )
 COMMANDS = {
-    "check": Subcommand("check", options=_OPTIONS, run=looks("check", _check, draw_findings)),
-    "plan": Subcommand("plan", options=_OPTIONS, run=looks("plan", _plan, draw_plan)),
-    "schema": Subcommand("schema", options=(Option.timeout(),), run=looks("schema", _schema, draw_schema)),
+    "check": Subcommand("check", options=_OPTIONS, run=ChildWork.looking("check", _check, draw_findings)),
+    "plan": Subcommand("plan", options=_OPTIONS, run=ChildWork.looking("plan", _plan, draw_plan)),
+    "schema": Subcommand("schema", options=(Option.timeout(),), run=ChildWork.looking("schema", _schema, draw_schema)),
 }

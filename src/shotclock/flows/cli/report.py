@@ -16,7 +16,7 @@ from ...store.store import Store
 from ...supervise.unsupervised import open_in_browser
 from ...terminal.output import describe_page, is_terminal, say_line
 from ...terminal.parser import Option, Subcommand
-from ...terminal.subcommand import ChildWork, Mistaken, drawn
+from ...terminal.subcommand import ChildWork, Mistaken
 from ..engines import open_engine
 from ..report.report import Report, to_markdown
 from ._report_drawing import draw_run, draw_runs
@@ -41,7 +41,7 @@ def _run_report(
     if run_id is None:
         if writes or output != "json":
             raise Mistaken({"run-id": "missing RUN-ID; `shotclock report` lists the last runs"})
-        return ChildWork("report", lambda: _list_runs(on), timeout, show=drawn(draw_runs))
+        return ChildWork("report", lambda: _list_runs(on), timeout, draw=draw_runs)
 
     def body() -> Outcome:
         with open_engine(on) as engine:
@@ -62,7 +62,7 @@ def _run_report(
     def open_page(outcome: Outcome, as_json: bool) -> None:
         _open_page(outcome, says=as_json or output != "json")  # otherwise the drawing names the page
 
-    return ChildWork("report", body, timeout, writes, drawn(draw_run), open_page if open else None)
+    return ChildWork("report", body, timeout, writes, draw=draw_run, afterwards=open_page if open else None)
 
 
 def _open_page(outcome: Outcome, *, says: bool) -> None:
