@@ -15,7 +15,7 @@ import pytest
 
 from shotclock.commands import exec as exec_command
 from shotclock.main import INDEX, load, main
-from shotclock.terminal.parser import CommandTable, Option, Subcommand, read
+from shotclock.terminal.parser import CommandTable, Option, Subcommand
 from shotclock.terminal.subcommand import find_work
 
 pytestmark = pytest.mark.usefixtures("warm_starts")
@@ -141,7 +141,7 @@ def only_read(words: list[str]) -> None:
         loaded = LOADED[words[0]]
         command = loaded.find(words[1]) if isinstance(loaded, CommandTable) else loaded
         assert command is not None
-        find_work(words[0], command, read(command, words[1 + isinstance(loaded, CommandTable) :], hint=""))
+        find_work(words[0], command, command.read(words[1 + isinstance(loaded, CommandTable) :]))
 
 
 def find_unanswered(largest: int, most_pairs: int) -> list[str]:

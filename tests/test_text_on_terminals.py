@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shotclock.main import INDEX, load, main, table
-from shotclock.terminal.parser import CommandTable, Subcommand, find_command, read
+from shotclock.terminal.parser import CommandTable, Subcommand, find_command
 from shotclock.wrap import cli_install as wrap_install
 from tests.command_line import COLOUR, ESCAPES
 
@@ -171,7 +171,7 @@ def read_line(words: list[str]) -> Any:
         line = find_command(loaded, line.words)
         assert line.command is not None, words
         loaded = line.command
-    return read(loaded, line.words, hint="")
+    return loaded.read(line.words)
 
 
 def test_every_subcommand_that_answers_in_our_form_takes_the_format_on_either_side() -> None:

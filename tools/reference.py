@@ -13,7 +13,7 @@ from pathlib import Path
 from shotclock.apps._manifest import EXIT_NAMES
 from shotclock.core.errors import error_entries, warning_entries
 from shotclock.main import load
-from shotclock.terminal.parser import CommandTable, Subcommand, command_help
+from shotclock.terminal.parser import HELP_WIDTH, CommandTable, Subcommand
 from shotclock.wrap.cli_install import TABLE as WRAP_VERBS
 from tools import api, manual
 
@@ -44,7 +44,7 @@ def exec_page() -> str:
     command = find_subcommand("exec")
     return (
         f"{_DO_NOT_EDIT}# shotclock exec\n\n"
-        f"```text\n{command_help('shotclock', command).rstrip()}\n```\n\n"
+        f"```text\n{command.help(width=HELP_WIDTH).rstrip()}\n```\n\n"
         "How to use it: [the tutorial](../tutorial.md), [the commands of an agent](../howto/agents.md), "
         "[choosing limits](../howto/limits.md). Its answer: [the envelope](envelope.md).\n"
     )

@@ -15,10 +15,7 @@ from shotclock.terminal.parser import (
     Option,
     ParsedLine,
     Subcommand,
-    command_help,
-    read,
     read_command,
-    table_help,
     whole_number,
 )
 
@@ -206,8 +203,8 @@ def test_a_format_of_the_commands_own_stays_its_own_and_a_command_may_be_called_
         assert reading.command is not None and not reading.mistakes, line
         assert (reading.command.name, reading.typed, reading.format) == (name, typed, form), line
     export_command, json_command = table.commands[:2]
-    assert "text, also off a terminal" not in command_help("exporter", export_command)
-    assert "text, also off a terminal" in command_help("exporter", json_command)
+    assert "text, also off a terminal" not in export_command.help("exporter")
+    assert "text, also off a terminal" in json_command.help("exporter")
 
 
 # --- all tables -----------------------------------------------------------------------------------------------
@@ -216,7 +213,7 @@ def test_a_format_of_the_commands_own_stays_its_own_and_a_command_may_be_called_
 def test_the_help_of_every_command_names_each_of_its_options() -> None:
     for table in TABLES.values():
         for command in table.commands:
-            text = command_help(table.name, command)
+            text = command.help(table.name)
             assert text.startswith(f"Usage: {table.name} {command.name} ")
             assert max(map(len, text.splitlines())) <= 110, text
             for each in command.own:
@@ -225,7 +222,7 @@ def test_the_help_of_every_command_names_each_of_its_options() -> None:
 
 def test_the_help_of_every_table_names_each_of_its_commands() -> None:
     for table in TABLES.values():
-        text = table_help(table)
+        text = table.help()
         assert all(f"\n  {name}" in text for name in table.names)
 
 
@@ -287,7 +284,7 @@ def test_whatever_is_typed_is_read_to_its_end_and_every_mistake_has_a_field_and_
     table, words = line
     command = TABLES[table].find(words[0])
     assert command is not None
-    reading = read(command, words[1:], hint="")
+    reading = command.read(words[1:])
     assert reading.command is not None and reading.command.name == words[0]
     for mistake in reading.mistakes:
         assert set(mistake) == {"field", "message"} and mistake["field"] and mistake["message"]
@@ -299,10 +296,10 @@ def test_whatever_is_typed_is_read_to_its_end_and_every_mistake_has_a_field_and_
 @given(st.lists(st.text(min_size=1, max_size=4), max_size=4))
 def test_what_comes_behind_two_dashes_is_never_an_option(words: list[str]) -> None:
     command = Subcommand("take", "", (Option.argument("words", repeats=True), Option.flag("--deep")))
-    assert read(command, ["--", *words], hint="").typed == ({"words": words} if words else {})
+    assert command.read(["--", *words]).typed == ({"words": words} if words else {})
 
 
 @given(st.text(max_size=6))
 def test_a_value_with_an_equals_sign_is_taken_as_it_is(text: str) -> None:
     command = Subcommand("take", "", (Option.taking("--name", "TEXT"),))
-    assert read(command, [f"--name={text}"], hint="").typed == {"name": text}
+    assert command.read([f"--name={text}"]).typed == {"name": text}

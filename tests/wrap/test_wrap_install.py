@@ -14,7 +14,6 @@ import pytest
 
 from shotclock.agents.known_agents import CLIENTS
 from shotclock.core.errors import Failure
-from shotclock.terminal.parser import read
 from shotclock.wrap.cli import COMMAND
 from tests.agents.installers import Installer, options
 from tests.command_line import Running, wait_for
@@ -189,7 +188,7 @@ def test_options_are_put_in_and_updated_where_others_are_given() -> None:
         ours, command = words_of(installer.servers["a"])
         assert command == COMMAND_OF_A
         assert ours[3:-1] == expected
-        assert not read(COMMAND, [*ours[1:], *command], hint="").mistakes
+        assert not COMMAND.read([*ours[1:], *command]).mistakes
     installer.remove()
     assert installer.text == text
 
@@ -204,7 +203,7 @@ def test_only_the_named_servers_are_changed() -> None:
         assert [states[each] for each in names[: place + 1]] == ["wrapped"] * (place + 1)
         assert all(states[each] == "not wrapped" for each in names[place + 1 :])
         ours, command = words_of(installer.servers[name])
-        reading = read(COMMAND, [*ours[1:], *command], hint="")
+        reading = COMMAND.read([*ours[1:], *command])
         assert (reading.values["name"], reading.typed["command"], reading.mistakes) == (name, ["run"], [])
     states = states_of(installer.remove(names=["plain"]))
     assert [states[each] for each in names] == ["not wrapped"] + ["wrapped"] * 4

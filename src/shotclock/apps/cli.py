@@ -49,11 +49,8 @@ from ..terminal.parser import (
     Option,
     ParsedLine,
     Subcommand,
-    command_help,
-    help_width,
     number_between,
     read_command,
-    table_help,
 )
 from ..terminal.results import ProgressBar, render_value, show_item
 from ..terminal.subcommand import (
@@ -106,10 +103,9 @@ def _main(app: CommandLineApp, catalogue: Catalogue, table: CommandTable, line: 
     if command is not None and command.main is not None:
         return command.main(line.words)
     if line.wants == "help":
-        width = help_width()
-        return emit_text(table_help(table, width) if command is None else command_help(table.name, command, width), 0)
+        return emit_text(table.help() if command is None else command.help(table.name), 0)
     if command is None and not line.words:
-        write_quietly(sys.stderr, table_help(table))
+        write_quietly(sys.stderr, table.help())
     spec = None if command is None else catalogue.find(command.name)
     if command is None or spec is None:
         name = catalogue.name if command is None else command.name

@@ -13,7 +13,7 @@ from ..core.errors import Failure
 from ..core.value_types import replace
 from ..dispatch.engines import engine_options
 from ..terminal.output import say_line
-from ..terminal.parser import Option, Subcommand, positive_duration
+from ..terminal.parser import Option, Subcommand
 from ..terminal.subcommand import Mistaken, deliver, problem_in, run_subcommand, unstarted
 from .server.serve import Options, options_of, serve_inbox, serve_shell, serve_target
 from .server.shell_jobs import ShellLimits
@@ -100,7 +100,7 @@ SHELL = Subcommand(
             "--budget",
             "The longest wait of a call. Keep it below the timeout of the client, which is often 60 s.",
             default="45s",
-            read=positive_duration,
+            is_positive=True,
         ),
         Option.taking("--cwd", "DIR", "The folder of commands; a call may name another.", default="."),
     ),

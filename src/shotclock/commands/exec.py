@@ -27,11 +27,7 @@ from ..terminal.parser import (
     Mistakes,
     Option,
     Subcommand,
-    command_help,
-    help_width,
     name_and_value,
-    number_between,
-    read,
 )
 
 TYPE_CHECKING = False
@@ -117,7 +113,7 @@ def main(words: list[str]) -> int:
     signals = TerminalSignals()
     request = parse(words)
     if request.help:
-        return emit_text(command_help("shotclock", COMMAND, help_width()), 0)
+        return emit_text(COMMAND.help(), 0)
     return carry_out(request, signals)
 
 
@@ -142,7 +138,7 @@ def carry_out(request: ExecRequest, signals: TerminalSignals) -> int:
 
 
 def parse(words: list[str]) -> ExecRequest:
-    line = read(COMMAND, words, hint="see shotclock exec --help")
+    line = COMMAND.read(words)
     typed = line.typed
     limits = {f"{name}_ms": typed.pop(name) for name in WORK_CLOCKS if name in typed}
     env = dict(typed.pop("env", ()))
@@ -296,11 +292,12 @@ COMMAND = Subcommand(
             heading=_BACKGROUND,
         ),
         Option.duration("--lifetime", "Stop it after this time [SHOTCLOCK_LIFETIME, else none].", heading=_BACKGROUND),
-        Option.taking(
+        Option.number(
             "--ready-port",
-            "PORT",
             "It is ready when it listens on this port; another process on it does not count.",
-            read=number_between(1, 65535),
+            1,
+            65_535,
+            metavar="PORT",
             excludes=("--ready-output", "--ready-url"),
             heading=_BACKGROUND,
         ),

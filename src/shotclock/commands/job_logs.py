@@ -33,12 +33,6 @@ def _read_since(text: str) -> tuple[str, int]:
     return "time", parse_duration_ms(text)
 
 
-def _read_count(text: str) -> int:
-    if (count := whole_number(text)) < 0:
-        raise ValueError("must be 0 or more")
-    return count
-
-
 COMMAND = Subcommand(
     "logs",
     "Print the output of a job: the last 100 lines, unless options say otherwise.",
@@ -52,7 +46,7 @@ COMMAND = Subcommand(
             "million bytes are kept.",
             read=_read_since,
         ),
-        Option.taking("--lines", "N", "-n N: print the last N lines; 0 means all.", read=_read_count),
+        Option.number("--lines", "-n N: print the last N lines; 0 means all.", 0),
     ),
     usage="JOB-ID [-f] [-n N] [--since WHEN]",
 )

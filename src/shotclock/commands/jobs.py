@@ -323,7 +323,7 @@ COMMANDS: dict[str, Subcommand | CommandTable] = {
     "overtime": Subcommand(
         "overtime",
         options=(
-            Option.taking("--by", "D", "The time to add (30s).", read=positive_duration, missing=_NO_EXTENSION),
+            Option.duration("--by", "The time to add (30s).", is_positive=True, missing=_NO_EXTENSION),
             Option.taking("--reason", "TEXT", "The reason, for the observer that decides.", missing=_NO_REASON),
             Option.timeout("10m"),
         ),

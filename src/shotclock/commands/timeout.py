@@ -19,7 +19,7 @@ from ..supervise.clock import monotonic_ns
 from ..supervise.command_task import CommandReport, Output
 from ..supervise.foreground import TerminalSignals
 from ..terminal.output import say_line, write_quietly
-from ..terminal.parser import Option, Subcommand, command_help, help_width
+from ..terminal.parser import Option, Subcommand
 from .exec import LIMIT_REACHED, NOT_DONE, NOT_EXECUTABLE, NOT_FOUND
 
 # The time between the signal and SIGKILL without -k. GNU timeout would wait for ever.
@@ -82,7 +82,7 @@ def parse(words: list[str]) -> TimeoutRequest | str:
             case "--version":
                 return f"timeout (shotclock) {__version__}\n"
             case _:
-                return command_help("shotclock", COMMAND, help_width())
+                return COMMAND.help()
     if not request.command:
         raise Misused("a DURATION and a COMMAND are needed" if not rest else "no COMMAND after the DURATION")
     request.duration_ms = read_duration_ms(rest[0])

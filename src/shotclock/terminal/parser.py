@@ -61,12 +61,13 @@ class Option:
         return cls.taking(name, name.upper(), help, **{"by_place": True, "heading": "Arguments", **more})
 
     @classmethod
-    def duration(cls, name: str, help: str = "", **more: Any) -> Option:
-        return cls.taking(name, "D", help, **{"read": parse_duration_ms, **more})
+    def duration(cls, name: str, help: str = "", *, is_positive: bool = False, **more: Any) -> Option:
+        read = positive_duration if is_positive else parse_duration_ms
+        return cls.taking(name, "D", help, **{"read": read, **more})
 
     @classmethod
-    def number(cls, name: str, help: str, least: int, most: int, **more: Any) -> Option:
-        return cls.taking(name, "N", help, read=number_between(least, most), **more)
+    def number(cls, name: str, help: str, least: int, most: int | None = None, **more: Any) -> Option:
+        return cls.taking(name, **{"metavar": "N", "help": help, "read": number_between(least, most), **more})
 
     @classmethod
     def json(cls) -> Option:
@@ -106,10 +107,11 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-def number_between(least: int, most: int) -> Callable[[str], int]:
+def number_between(least: int, most: int | None) -> Callable[[str], int]:
     def read_number(text: str) -> int:
-        if not least <= (number := whole_number(text)) <= most:
-            raise ValueError(f"must be {least} to {most}")
+        number = whole_number(text)
+        if number < least or (most is not None and number > most):
+            raise ValueError(f"must be {least} or more" if most is None else f"must be {least} to {most}")
         return number
 
     return read_number
@@ -179,6 +181,24 @@ class Subcommand:
         heading = "Options of every command" if json.is_outer else json.heading
         return (*self.own, replace(FORMAT, heading=heading))
 
+    def read(self, words: list[str], prefix: str = "shotclock", before: int = 0) -> ParsedLine:
+        """Read the words of the command, of which the first few came before it."""
+        hint = " ".join(filter(None, ("see", prefix, self.name, "--help")))
+        return _LineReader(self, words, hint, before).read()
+
+    def help(self, prefix: str = "shotclock", width: int | None = None) -> str:
+        """Return its help, for this terminal unless a width is given."""
+        usage, sections = "[OPTIONS]", dict[str, list[tuple[str, str]]]()
+        for each in self.accepted:
+            sections.setdefault(each.heading, []).append(each.describe())
+            if each.by_place:
+                place = each.field.upper() + "…" * each.repeats
+                usage += f" {place}" if each.missing or each.is_required else f" [{place}]"
+        last = next((heading for heading in reversed(sections) if heading != "Arguments"), "Options")
+        sections.setdefault(last, []).append(("-h, --help", "show help"))
+        usage = f"Usage: {prefix} {self.name} {self.usage or usage}"
+        return _page(usage, self.description or self.summary, sections, self.epilogue, width or _help_width())
+
 
 @value
 class CommandTable:
@@ -199,6 +219,19 @@ class CommandTable:
     @property
     def names(self) -> list[str]:
         return [command.name for command in self.commands]
+
+    def help(self, width: int | None = None) -> str:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for command in self.commands:
+            sections.setdefault(command.heading, []).append((command.name, command.summary))
+        usage = f"Usage: {self.name} {self.kind.upper()} [OPTIONS]"
+        if len(sections) > 1:
+            return _grouped_page(usage, self, sections, width or _help_width())
+        form = "text or json, before or after the command [text on a terminal, json elsewhere]"
+        sections["Options"] = [(f"{FORMAT.name} {FORMAT.metavar}", form), ("-h, --help", "show help")]
+        if self.has_version:
+            sections["Options"].append(("--version", "show the version"))
+        return _page(usage, self.summary, sections, self.epilogue, width or _help_width())
 
 
 @record
@@ -254,7 +287,7 @@ def find_command(table: CommandTable, words: list[str]) -> ParsedLine:
 
 def _read_without_command(table: CommandTable, words: list[str]) -> ParsedLine:
     own = (Option.flag("--json"), Option.flag("--version")) if table.has_version else (Option.flag("--json"),)
-    line = read(Subcommand("", options=own), words, hint=f"see {table.name} --help")
+    line = Subcommand("", options=own).read(words, table.name)
     line.command = None
     if not line.wants and line.typed.get("version"):
         line.wants = "version"
@@ -267,15 +300,7 @@ def read_command(table: CommandTable, words: list[str]) -> ParsedLine:
     line = find_command(table, words)
     if line.command is None or line.command.main is not None:
         return line
-    return read(line.command, line.words, hint=f"see {table.name} {line.command.name} --help", before=line.before)
-
-
-def read(command: Subcommand, words: list[str], *, hint: str, before: int = 0) -> ParsedLine:
-    """Read the words of one command, of which the first few came before it.
-
-    `hint` follows the name of an unknown option that resembles no other.
-    """
-    return _LineReader(command, words, hint, before).read()
+    return line.command.read(line.words, table.name, line.before)
 
 
 class _LineReader:
@@ -440,7 +465,7 @@ def explain(name: str, known: Iterable[str], table: str = "", words: Iterable[st
     return foreign_words.explain(name, list(known), table, words)
 
 
-def help_width() -> int:
+def _help_width() -> int:
     """Return the width of help on this terminal, and the usual one elsewhere."""
     try:
         columns = os.get_terminal_size(1).columns
@@ -449,20 +474,6 @@ def help_width() -> int:
     written = os.environ.get("COLUMNS", "")
     columns = int(written) if written.isascii() and written.isdecimal() else columns
     return min(HELP_WIDTH, max(_LEAST_HELP_WIDTH, columns)) if columns else HELP_WIDTH
-
-
-def table_help(table: CommandTable, width: int = HELP_WIDTH) -> str:
-    sections: dict[str, list[tuple[str, str]]] = {}
-    for command in table.commands:
-        sections.setdefault(command.heading, []).append((command.name, command.summary))
-    usage = f"Usage: {table.name} {table.kind.upper()} [OPTIONS]"
-    if len(sections) > 1:
-        return _grouped_page(usage, table, sections, width)
-    form = "text or json, before or after the command [text on a terminal, json elsewhere]"
-    sections["Options"] = [(f"{FORMAT.name} {FORMAT.metavar}", form), ("-h, --help", "show help")]
-    if table.has_version:
-        sections["Options"].append(("--version", "show the version"))
-    return _page(usage, table.summary, sections, table.epilogue, width)
 
 
 def _grouped_page(usage: str, table: CommandTable, sections: dict[str, list[tuple[str, str]]], width: int) -> str:
@@ -474,19 +485,6 @@ def _grouped_page(usage: str, table: CommandTable, sections: dict[str, list[tupl
         lines += [f"{heading}:", *(line for entry in entries for line in _entry(*entry, width, column))]
     lines += _wrap(f"Others: {others}." if others else "", width) + _wrap(table.epilogue, width)
     return "\n".join(lines) + "\n"
-
-
-def command_help(name: str, command: Subcommand, width: int = HELP_WIDTH) -> str:
-    usage, sections = "[OPTIONS]", dict[str, list[tuple[str, str]]]()
-    for each in command.accepted:
-        sections.setdefault(each.heading, []).append(each.describe())
-        if each.by_place:
-            place = each.field.upper() + "…" * each.repeats
-            usage += f" {place}" if each.missing or each.is_required else f" [{place}]"
-    last = next((heading for heading in reversed(sections) if heading != "Arguments"), "Options")
-    sections.setdefault(last, []).append(("-h, --help", "show help"))
-    usage = f"Usage: {name} {command.name} {command.usage or usage}"
-    return _page(usage, command.description or command.summary, sections, command.epilogue, width)
 
 
 def _page(usage: str, summary: str, sections: dict[str, list[tuple[str, str]]], epilogue: str, width: int) -> str:

@@ -50,11 +50,7 @@ from .parser import (
     Mistakes,
     ParsedLine,
     Subcommand,
-    command_help,
     find_command,
-    help_width,
-    read,
-    table_help,
 )
 
 TIMEOUT_MS = 30_000  # work that looks, decides or answers at once takes a moment; the store's own waits are shorter
@@ -95,9 +91,9 @@ class Mistaken(Exception):
 def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) -> int:
     line = find_command(table, words)
     if line.wants == "help":
-        return emit_text(table_help(table, help_width()), 0)
+        return emit_text(table.help(), 0)
     if not words:
-        write_quietly(sys.stderr, table_help(table))
+        write_quietly(sys.stderr, table.help())
     if line.mistakes:
         problem = problem_of(line.mistakes, line.suggestion)
         envelope = unstarted(table.name.split()[-1], problem, tool=tool)
@@ -112,9 +108,9 @@ def run_table(table: CommandTable, words: list[str], *, tool: Tool = OURSELVES) 
 def run_subcommand(prefix: str, command: Subcommand, words: list[str], *, tool: Tool = OURSELVES) -> int:
     if command.main is not None:
         return command.main(words)
-    line = read(command, words, hint=f"see {prefix} {command.name} --help")
+    line = command.read(words, prefix)
     if line.wants == "help":
-        return emit_text(command_help(prefix, command, help_width()), 0)
+        return emit_text(command.help(prefix), 0)
     as_json = wants_json(line.format)
     name = " ".join([*prefix.split()[1:][-1:], command.name])
     work = find_work(name, command, line)

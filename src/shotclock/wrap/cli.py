@@ -20,12 +20,9 @@ from ..terminal.parser import (
     Option,
     ParsedLine,
     Subcommand,
-    command_help,
     expand,
-    help_width,
     name_and_value,
     nearest_of,
-    read,
 )
 from ._asked_calls import DEFAULT_ASK_WAIT_MS
 from ._call_log import CallLog
@@ -53,9 +50,9 @@ from .remote.endpoint import Endpoint, read_header, read_url
 
 def main(words: list[str]) -> int:
     foreground.fill_standard_descriptors()
-    line = read(COMMAND, words, hint="see shotclock wrap --help")
+    line = COMMAND.read(words)
     if line.wants == "help":
-        return emit_text(command_help("shotclock", COMMAND, help_width()), 0)
+        return emit_text(COMMAND.help(), 0)
     command = line.typed.get("command", [])
     env = dict(line.values["env"])
     limits = read_limits(line)

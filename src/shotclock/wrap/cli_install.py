@@ -31,7 +31,7 @@ from ..core.limits import format_duration
 from ..core.value_types import replace, value
 from ..core.visible_text import visible
 from ..terminal.drawing import styled
-from ..terminal.parser import CommandTable, Option, Subcommand, is_option, nearest_of, read
+from ..terminal.parser import CommandTable, Option, Subcommand, is_option, nearest_of
 from ..terminal.subcommand import ChildWork, Mistaken, run_subcommand, run_table
 from ._limits import DEFAULT_TIMEOUT_MS
 from .cli import COMMAND as WRAP
@@ -169,7 +169,7 @@ def _choose(servers: ServersFile, editor: ConfigEditor, names: list[str]) -> lis
 
 
 def _read_options(words: list[str], names: list[str]) -> WrapOptions:
-    line = read(WRAP, [*words, "--", "server"], hint="see shotclock wrap --help")
+    line = WRAP.read([*words, "--", "server"])
     if "lock" in line.typed and len(names) != 1:
         line.refuse("lock", "each server needs a file of its own: give --lock with one --server")
     if line.mistakes:

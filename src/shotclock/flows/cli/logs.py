@@ -22,7 +22,7 @@ from ...store.store import Store
 from ...supervise.clock import pause
 from ...supervise.kernel import is_alive
 from ...terminal.output import EarlyEnd, StopListener, say_line, write_quietly
-from ...terminal.parser import Option, Subcommand, nearest_of, whole_number
+from ...terminal.parser import Option, Subcommand, nearest_of
 from ...terminal.subcommand import TIMEOUT_MS, admit_call, conclude, deliver, run_subcommand
 from ..check.plan import is_per_item
 from ..engines import EmbeddedEngine
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 STREAMS = {1: "stdout", 2: "stderr"}
-
-
-def _read_attempt(text: str) -> int:
-    if (number := whole_number(text)) < 1:
-        raise ValueError("must be 1 or more")
-    return number
 
 
 @value
@@ -353,7 +347,7 @@ _COMMAND = Subcommand(
             "step", "This step alone; an item of for_each is STEP[0], a step of a nested workflow OUTER.STEP."
         ),
         Option.flag("--follow", "-f: print further output until the run ends, always as text."),
-        Option.taking("--attempt", "N", "This attempt alone, from 1.", read=_read_attempt, key="number"),
+        Option.number("--attempt", "This attempt alone, from 1.", 1, key="number"),
         *engine_options("A run on Temporal, of which the last 4 kB of each step are kept."),
     ),
     run=_run_logs,
