@@ -400,7 +400,7 @@ async def run_in_foreground(
 ) -> CommandReport:
     """Run the command of `shotclock exec`. This process forks the supervisor, because the command uses its terminal."""
     signals.forward_others()
-    started = foreground.start(task, signals)
+    started = foreground.PolledSupervisor.start(task, signals)
     if isinstance(started, CommandReport):
         return started
     running = RunningCommand(started.control, started.client)
@@ -424,7 +424,7 @@ async def run_in_foreground(
         live_calls.leave(call)
         running.loop.remove_reader(signals.fd)
         running.close()
-    return foreground.finish(running.client, signals)
+    return started.finish(signals)
 
 
 LEAVE_LIMIT_S = 0.5  # a process that has not exited this long after its stdin ended is sent TERM

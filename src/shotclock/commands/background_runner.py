@@ -142,7 +142,9 @@ class CommandRun:
         signals = TerminalSignals()
         self._open_streams(task, Logbook(self._log_path, log_file))
         os.chdir("/")
-        started = foreground.start(task, signals, ours=[CHANNEL, *(stream.fd for stream in self._streams)])
+        started = foreground.PolledSupervisor.start(
+            task, signals, ours=[CHANNEL, *(stream.fd for stream in self._streams)]
+        )
         kernel.replace_by_null(0)
         for number in (1, 2):  # the pipes end with the command, and an error of ours is logged
             os.dup2(log_file, number)
@@ -154,7 +156,7 @@ class CommandRun:
             self._watch(started, signals)
         if self._probe is not None:
             self._probe.give_up()
-        report = foreground.finish(started.client, signals)
+        report = started.finish(signals)
         self._flush(report)
         if spec.captures:
             task.output = Output.CAPTURE.name

@@ -250,12 +250,12 @@ def run(
     signals.forward_others()
     if kernel.is_proc_foreign():
         task.input_ms = 0
-    supervisor = start(task, signals, falls_back=True)
+    supervisor = PolledSupervisor.start(task, signals, falls_back=True)
     if isinstance(supervisor, CommandReport):
         return supervisor
     with contextlib.closing(supervisor):
         _follow(supervisor, signals, on_signal, owner)
-    report = finish(supervisor.client, signals)
+    report = supervisor.finish(signals)
     signals.guard(False)  # from now on a background job may wait for its terminal
     return report
 
@@ -268,6 +268,66 @@ class PolledSupervisor:
         self.client = client
         self._inbox = ipc.MessageReader(control)
         self._now_ns = 0
+
+    @staticmethod
+    def start(
+        task: CommandTask,
+        signals: TerminalSignals,
+        handed: Sequence[int] = (),
+        ours: Sequence[int] = (),
+        *,
+        falls_back: bool = False,
+    ) -> PolledSupervisor | CommandReport:
+        """Start the command under a supervisor. `handed` become its standard streams; `ours` are of this process alone.
+
+        The supervisor closes those, because each side must notice when the other closes its end of a pipe. With
+        `falls_back` it also runs where only the children of the supervisor are seen.
+        """
+        if kernel.find_unfitness() is not None and not (falls_back and kernel.is_proc_foreign()):
+            return CommandReport(unstartable=("machine", 0))
+        kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
+        try:
+            kernel.check_descriptors(_DESCRIPTORS_NEEDED)
+            control, theirs = ipc.pair()
+        except OSError as error:
+            return CommandReport(unstartable=("fork", error.errno or 0))
+        if task.shares_group:
+            signals.leave_keyboard_to_command()
+            signals.remember_terminal()
+        signals.guard(True)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            signals.guard(False)
+            return CommandReport(unstartable=("fork", error.errno or 0))
+        if pid == 0:
+            try:
+                signals.forget()
+                control.close()
+                for fd in ours:
+                    os.close(fd)
+                Supervisor(theirs, shares_group=task.shares_group).run_command(task, list(handed))
+            finally:
+                os._exit(0)
+        theirs.close()
+        if task.stdin and not handed:  # the writer must notice when the command, its only reader, closes it
+            kernel.replace_by_null(0)
+        return PolledSupervisor(control, SupervisorClient(task, pid))
+
+    def finish(self, signals: TerminalSignals) -> CommandReport:
+        """Reap the supervisor and return its report. Without one, kill everything it guarded."""
+        signals.take_keyboard_back()
+        report = self.client.report or _replace_lost_supervisor(self.client)
+        if report.lost or report.fired is not None or report.stopped is not None:
+            signals.restore_terminal()
+        for _ in range(200):  # it exits right after its report; a wedged one is not waited for
+            try:
+                if os.waitpid(self.client.pid, os.WNOHANG)[0] == self.client.pid:
+                    break
+            except ChildProcessError:
+                break
+            pause(0.001)
+        return report
 
     def order(self, kind: str, *details: object, report_within_ms: int = REPORT_LIMIT_MS) -> None:
         self.client.order(monotonic_ns(), kind, *details, report_within_ms=report_within_ms)
@@ -320,67 +380,6 @@ class PolledSupervisor:
 
     def close(self) -> None:
         self.control.close()
-
-
-def start(
-    task: CommandTask,
-    signals: TerminalSignals,
-    handed: Sequence[int] = (),
-    ours: Sequence[int] = (),
-    *,
-    falls_back: bool = False,
-) -> PolledSupervisor | CommandReport:
-    """Start the command under a supervisor. `handed` become its standard streams; `ours` are of this process alone.
-
-    The supervisor closes those, because each side must notice when the other closes its end of a pipe. With
-    `falls_back` it also runs where only the children of the supervisor are seen.
-    """
-    if kernel.find_unfitness() is not None and not (falls_back and kernel.is_proc_foreign()):
-        return CommandReport(unstartable=("machine", 0))
-    kernel.become_subreaper()  # so that the orphans of a killed supervisor become our children
-    try:
-        kernel.check_descriptors(_DESCRIPTORS_NEEDED)
-        control, theirs = ipc.pair()
-    except OSError as error:
-        return CommandReport(unstartable=("fork", error.errno or 0))
-    if task.shares_group:
-        signals.leave_keyboard_to_command()
-        signals.remember_terminal()
-    signals.guard(True)
-    try:
-        pid = os.fork()
-    except OSError as error:
-        signals.guard(False)
-        return CommandReport(unstartable=("fork", error.errno or 0))
-    if pid == 0:
-        try:
-            signals.forget()
-            control.close()
-            for fd in ours:
-                os.close(fd)
-            Supervisor(theirs, shares_group=task.shares_group).run_command(task, list(handed))
-        finally:
-            os._exit(0)
-    theirs.close()
-    if task.stdin and not handed:  # the writer must notice when the command, its only reader, closes it
-        kernel.replace_by_null(0)
-    return PolledSupervisor(control, SupervisorClient(task, pid))
-
-
-def finish(client: SupervisorClient, signals: TerminalSignals) -> CommandReport:
-    """Reap the supervisor and return its report. Without one, kill everything it guarded."""
-    signals.take_keyboard_back()
-    report = client.report or _replace_lost_supervisor(client)
-    if report.lost or report.fired is not None or report.stopped is not None:
-        signals.restore_terminal()
-    for _ in range(200):  # it exits right after its report; a wedged one is not waited for
-        try:
-            if os.waitpid(client.pid, os.WNOHANG)[0] == client.pid:
-                break
-        except ChildProcessError:
-            break
-        pause(0.001)
-    return report
 
 
 def _follow(

@@ -104,7 +104,7 @@ class ServerProcess:
         self.stderr_fd, theirs_err = os.pipe()
         handed, ours = [theirs_in, theirs_out, theirs_err], [self.stdin_fd, self.stdout_fd, self.stderr_fd]
         self._supervisor: PolledSupervisor | None = None
-        started = foreground.start(self._task, signals, handed, ours)
+        started = foreground.PolledSupervisor.start(self._task, signals, handed, ours)
         for fd in handed:
             os.close(fd)
         for fd in ours:
@@ -155,7 +155,7 @@ class ServerProcess:
         if self._supervisor is not None and self._supervisor.client.fate is None:
             return False
         if self._supervisor is not None and self.report is None:
-            self.report = foreground.finish(self._supervisor.client, self._signals)
+            self.report = self._supervisor.finish(self._signals)
         return True
 
     def keep_stderr(self, text: bytes) -> None:
