@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .core.value_types import replace
 from .supervise import spans
 from .supervise.foreground import die_of, fill_standard_descriptors, restore_locale
-from .terminal.output import flush_quietly, is_terminal, say_line
+from .terminal.output import is_terminal, say_line, write_quietly
 
 if TYPE_CHECKING:
     from .terminal.parser import CommandTable, Subcommand
@@ -51,7 +51,7 @@ def _run_and_leave(run: Callable[[], int], *, keeps_stderr: bool) -> None:
         begin_if_wanted()
     code = run()
     for stream in (sys.stdout, sys.stderr):
-        flush_quietly(stream)
+        write_quietly(stream, "")
     if spans.recorder is not None:  # after the answer
         _send_spans(keeps_stderr)
     if code < 0:

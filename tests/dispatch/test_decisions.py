@@ -17,7 +17,7 @@ from shotclock.core.value_types import as_dict, replace
 from shotclock.dispatch.admission import ConcurrencyLimits, KeyedCall, find_other_work
 from shotclock.dispatch.background_command import BackgroundCommand, Ready, describe_command, is_abandoned, read_name
 from shotclock.dispatch.dispatcher import CommandListener
-from shotclock.dispatch.invocation import Invocation, InvocationCheckpoint, Target, parse_target
+from shotclock.dispatch.invocation import Invocation, InvocationCheckpoint, Target
 from shotclock.dispatch.job_client import JobClient, answer_for_job, limit_ms, lost_envelope, progress_of
 from shotclock.store.jobs import STARTING_LIMIT_MS, Job, JobState
 from shotclock.store.store import Store
@@ -178,12 +178,12 @@ def test_a_command_in_the_background_is_described_by_its_job() -> None:
 
 def test_a_target_is_a_module_or_a_file_and_the_name_of_an_app(tmp_path: Path) -> None:
     (tmp_path / "shop.py").touch()
-    assert parse_target("pkg.shop") == Target("app", module="pkg.shop")
-    assert parse_target(f"{tmp_path}/shop.py:make()") == Target("make()", file=f"{tmp_path}/shop.py")
-    assert parse_target("pkg:a.b").program.imports == ("pkg",)
+    assert Target.parse("pkg.shop") == Target("app", module="pkg.shop")
+    assert Target.parse(f"{tmp_path}/shop.py:make()") == Target("make()", file=f"{tmp_path}/shop.py")
+    assert Target.parse("pkg:a.b").program.imports == ("pkg",)
     for text, code in (("pkg:1", "TARGET_UNUSABLE"), ("p-g", "TARGET_UNUSABLE"), ("a/b.py", "TARGET_NOT_FOUND")):
         with pytest.raises(Failure) as found:
-            parse_target(text)
+            Target.parse(text)
         assert found.value.code == code, text
 
 

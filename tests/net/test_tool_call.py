@@ -12,7 +12,7 @@ from shotclock.calls.call import Outcome
 from shotclock.calls.control import start_control
 from shotclock.calls.runtime import Runtime
 from shotclock.core.limits import Clocks
-from shotclock.net.tool_call import ToolAnswer, ToolRequest, call_tool
+from shotclock.net.tool_call import ToolAnswer, ToolRequest
 from tests.calls.bounds import ROOT
 
 pytestmark = pytest.mark.usefixtures("no_survivors")
@@ -28,7 +28,7 @@ async def ask(
     call = runtime.begin("tool", {}, clocks or Clocks.of("40s", grace="200ms"), is_command=True)
     async with runtime.answering(call) as answering:
         start_control(call, runtime.observe)
-        answer = await call_tool(ToolRequest(tool, arguments or {}, **given), call, runtime)
+        answer = await ToolRequest(tool, arguments or {}, **given).send(call, runtime)
         answering.outcome = answer.outcome
     envelope = answering.envelope
     return answer, envelope if answer.rewrite is None else answer.rewrite(envelope)

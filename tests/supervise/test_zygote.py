@@ -9,7 +9,7 @@ import pytest
 
 from shotclock import Clocks, Envelope, Operation, Runtime
 from shotclock.core.catalogue import HandlerReference
-from shotclock.dispatch.invocation import parse_target
+from shotclock.dispatch.invocation import Target
 from tests.calls.bounds import run
 from tests.calls.operations import imported, next_day
 
@@ -44,7 +44,7 @@ def test_pydantic_is_there_before_the_fork_where_a_command_of_the_app_needs_it_a
     written: str, is_there: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "days.py").write_text(APP.replace("TYPE", written))
-    program = parse_target(f"{tmp_path}/days.py:app").program
+    program = Target.parse(f"{tmp_path}/days.py:app").program
     found = Operation("imported", HandlerReference("__mp_main__", "imported"), isolation="process")
     moved = Operation("next_day", HandlerReference("__mp_main__", "next_day"), isolation="process")
     assert call(found, {"name": "pydantic"}, program=program).value is is_there

@@ -37,7 +37,6 @@ from ..terminal.output import (
     StopListener,
     confirm,
     emit_text,
-    flush_quietly,
     read_stdin,
     say_line,
     wants_json,
@@ -406,7 +405,7 @@ def _find_other_mistakes(line: ParsedLine, envelope: Envelope) -> Mistakes:
 
 def _call(app: CommandLineApp, catalogue: Catalogue, request: CallRequest, typed: dict[str, Any]) -> Envelope:
     for stream in (sys.stdout, sys.stderr):
-        flush_quietly(stream)
+        write_quietly(stream, "")
     StopListener.record_only()  # an exception in a fork hook would be lost; the next listener finds the signal
     preloaded = Preloaded.fork_here()
     runtime = Runtime(

@@ -17,7 +17,7 @@ from ..agents.known_agents import CLIENTS, ConfigScope, McpClient
 from ..calls.runtime import Runtime
 from ..core.errors import Failure
 from ..core.value_types import replace
-from ..dispatch.invocation import Target, learn, parse_target
+from ..dispatch.invocation import Target
 
 _NAME = re.compile(r"[\w.-]{1,64}")  # understood by every client
 
@@ -104,7 +104,7 @@ def _place(client: McpClient, scope: ConfigScope, name: str) -> ConfigPlace:
 
 def _read_target(given: str) -> tuple[Target, str]:
     """Return the target, and how an entry names it."""
-    target = parse_target("shotclock.ui.tools:app" if given == "ui" else given)
+    target = Target.parse("shotclock.ui.tools:app" if given == "ui" else given)
     return target, given if given == "ui" else f"{target.file or target.module or ''}:{target.attribute}"
 
 
@@ -112,7 +112,7 @@ async def _learn_name(target: Target) -> str:
     """Import the App in a process of its own, and return its name. Raises Failure."""
     runtime = Runtime(program=target.program, workers=1)
     async with runtime:
-        return (await learn(runtime, target)).name
+        return (await target.learn(runtime)).name
 
 
 def _serves(entry: Any) -> bool:

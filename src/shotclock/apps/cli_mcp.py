@@ -21,7 +21,7 @@ from ..core.errors import Ending
 from ..core.limits import ClockKind, Clocks, WallTime, in_seconds
 from ..core.value_types import as_dict, replace, value
 from ..core.visible_text import one_line, visible
-from ..net.tool_call import CLOSE_LIMIT_S, ToolAnswer, ToolRequest, call_tool, load_client
+from ..net.tool_call import CLOSE_LIMIT_S, ToolAnswer, ToolRequest, load_client
 from ..net.tool_hints import annotations_of
 from ..store.call_spool import add_spooled
 from ..store.store import Store, read_retention
@@ -221,7 +221,7 @@ async def _call_tool(
         call.cancellation.outcome = outcome
 
     request = ToolRequest(tool, arguments, server.argv, server.env, os.environ, server.folder, leave)
-    found = await call_tool(request, call, runtime)
+    found = await request.send(call, runtime)
     if isinstance(found.outcome.data, dict) and isinstance(found.output, dict):
         found.outcome.data = {**found.outcome.data, "structured_content": found.output}
     return found

@@ -22,7 +22,7 @@ from ..supervise.command_task import DEFAULT_OUTPUT_LIMIT, CommandReport, Comman
 from ..supervise.environment import AGENT_MARKS, OVERTIME_VARIABLE, without_questions
 from ..supervise.foreground import TerminalSignals
 from ..supervise.runners import runners_folder
-from ..terminal.output import emit, emit_text, flush_quietly, say_line
+from ..terminal.output import emit, emit_text, say_line, write_quietly
 from ..terminal.parser import (
     Mistakes,
     Option,
@@ -481,7 +481,7 @@ def _stop_signal(context: object) -> str | None:
 def _deliver(envelope: Envelope, signals: TerminalSignals, request: ExecRequest) -> int:
     if request.json:
         return emit(envelope, signals.heard)
-    flush_quietly(sys.stdout)
+    write_quietly(sys.stdout, "")
     if request.report == "json":
         say_line(envelope.to_json(), after_child=True, heard=signals.heard)
     elif request.report != "none" or envelope.ending == Ending.NOT_STARTED:  # which has printed nothing itself

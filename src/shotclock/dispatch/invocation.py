@@ -189,40 +189,41 @@ class Target:
         maker = f"{self.module or MAIN_ALIAS}/{self.attribute}" if self.attribute.endswith("()") else ""
         return Program(None, self.file, (folder, *ours), (self.module,) if self.module else (), maker)
 
+    @staticmethod
+    def parse(text: str) -> Target:
+        """Read `package.module:app` or `path/to/file.py:app`; with `()` a function makes the App. Raises Failure."""
+        place, attribute = text.partition(":")[0], parse_attribute(text)
+        if not all(part.isidentifier() for part in attribute.removesuffix("()").split(".")):
+            raise Failure("TARGET_UNUSABLE", f"{attribute!r} cannot be the name of an App in {place!r}")
+        if place.endswith(".py") or os.sep in place:
+            if not os.path.isfile(place):
+                raise Failure("TARGET_NOT_FOUND", f"there is no file {place!r}")
+            # A link may lead elsewhere by the time it is imported again.
+            return Target(attribute, file=os.path.realpath(place))
+        if place and all(part.isidentifier() for part in place.split(".")):
+            return Target(attribute, module=place)
+        raise Failure("TARGET_UNUSABLE", f"{text!r} is neither package.module:app nor path/to/file.py:app")
+
+    async def learn(self, runtime: Runtime) -> Catalogue:
+        """Read the App's catalogue in a worker that imports it. Raises Failure with the reason."""
+        place = {"attribute": self.attribute, "module": self.module or MAIN_ALIAS}
+        described = await _ask(runtime, "describe", "shotclock.apps.app", "describe", place)
+        if described.ok and isinstance(described.data, dict):
+            return Catalogue.from_plain(described.data)
+        if described.code == "MACHINE_UNFIT":  # nothing was imported, and nothing is to blame but the machine
+            raise Failure("MACHINE_UNFIT", str((described.error or {}).get("message")))
+        if described.ending == "not_started":
+            limit = format_duration(int(str(described.meta["timeout_ms"])))
+            cause = (described.error or {}).get("message")
+            message = f"importing {self} took longer than {limit}, or ended the process that did it"
+            raise Failure(
+                "TIMEOUT", message, context={"cause": cause}, suggestion="import less, or inside of functions"
+            )
+        raise await _explain_failure(runtime, self, described)
+
 
 def parse_attribute(text: str) -> str:
     return text.partition(":")[2] or "app"
-
-
-def parse_target(text: str) -> Target:
-    """Read `package.module:app` or `path/to/file.py:app`, or with `()` the function that makes it. Raises Failure."""
-    place, attribute = text.partition(":")[0], parse_attribute(text)
-    if not all(part.isidentifier() for part in attribute.removesuffix("()").split(".")):
-        raise Failure("TARGET_UNUSABLE", f"{attribute!r} cannot be the name of an App in {place!r}")
-    if place.endswith(".py") or os.sep in place:
-        if not os.path.isfile(place):
-            raise Failure("TARGET_NOT_FOUND", f"there is no file {place!r}")
-        # A link may lead elsewhere by the time it is imported again.
-        return Target(attribute, file=os.path.realpath(place))
-    if place and all(part.isidentifier() for part in place.split(".")):
-        return Target(attribute, module=place)
-    raise Failure("TARGET_UNUSABLE", f"{text!r} is neither package.module:app nor path/to/file.py:app")
-
-
-async def learn(runtime: Runtime, target: Target) -> Catalogue:
-    """Read the App's catalogue in a worker that imports it. Raises Failure with the reason."""
-    place = {"attribute": target.attribute, "module": target.module or MAIN_ALIAS}
-    described = await _ask(runtime, "describe", "shotclock.apps.app", "describe", place)
-    if described.ok and isinstance(described.data, dict):
-        return Catalogue.from_plain(described.data)
-    if described.code == "MACHINE_UNFIT":  # nothing was imported, and nothing is to blame but the machine
-        raise Failure("MACHINE_UNFIT", str((described.error or {}).get("message")))
-    if described.ending == "not_started":
-        limit = format_duration(int(str(described.meta["timeout_ms"])))
-        cause = (described.error or {}).get("message")
-        message = f"importing {target} took longer than {limit}, or ended the process that did it"
-        raise Failure("TIMEOUT", message, context={"cause": cause}, suggestion="import less, or inside of functions")
-    raise await _explain_failure(runtime, target, described)
 
 
 async def learn_files(runtime: Runtime, target: Target) -> list[str]:

@@ -59,6 +59,20 @@ class ToolRequest:
     on_log: Callable[[str, str, str | None], None] | None = None
     on_progress: Callable[[float, float | None, str | None], None] | None = None
 
+    async def send(self, call: Call, runtime: Runtime) -> ToolAnswer:
+        client = await load_client(call)
+        if client is None and call.bound.bell is not None:
+            fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
+            problem = Problem("TIMEOUT", f"MCP connection timed out after {in_seconds(fired.limit_ms)}", fired=fired)
+            return ToolAnswer(Outcome(Ending.NOT_STARTED, problem), None, "connect_timeout")
+        if client is None:
+            problem = Problem("SPAWN_FAILED", "the MCP client could not be loaded in time")
+            return ToolAnswer(Outcome(Ending.NOT_STARTED, problem))
+        if (trouble := _find_unsendable(self.arguments)) is not None:
+            problem = Problem("ARG_ERROR", trouble, "validation", errors=[{"field": "arguments", "message": trouble}])
+            return ToolAnswer(Outcome(Ending.NOT_STARTED, problem))
+        return await _ToolCall(client, self, call, runtime).result()
+
 
 @value
 class ToolAnswer:
@@ -67,21 +81,6 @@ class ToolAnswer:
     rule: str | None = None  # connect_timeout, connect_error, timeout or tool_error, where the code does not say it
     rewrite: Callable[[Envelope], Envelope] | None = None  # merges the envelope of a Shotclock server into ours
     envelope: Mapping[str, Any] | None = None  # of a Shotclock server, with its own keys
-
-
-async def call_tool(request: ToolRequest, call: Call, runtime: Runtime) -> ToolAnswer:
-    client = await load_client(call)
-    if client is None and call.bound.bell is not None:
-        fired = call.fired(ClockKind.TIMEOUT, monotonic_ns() - call.started_ns)
-        problem = Problem("TIMEOUT", f"MCP connection timed out after {in_seconds(fired.limit_ms)}", fired=fired)
-        return ToolAnswer(Outcome(Ending.NOT_STARTED, problem), None, "connect_timeout")
-    if client is None:
-        problem = Problem("SPAWN_FAILED", "the MCP client could not be loaded in time")
-        return ToolAnswer(Outcome(Ending.NOT_STARTED, problem))
-    if (trouble := _find_unsendable(request.arguments)) is not None:
-        problem = Problem("ARG_ERROR", trouble, "validation", errors=[{"field": "arguments", "message": trouble}])
-        return ToolAnswer(Outcome(Ending.NOT_STARTED, problem))
-    return await _ToolCall(client, request, call, runtime).result()
 
 
 async def load_client(call: Call) -> ModuleType | None:

@@ -109,10 +109,6 @@ def _write_all(fd: int, data: bytes, heard: Sized) -> None:
         rest = rest[os.write(fd, rest[:PIPE_ROOM]) :]
 
 
-def flush_quietly(stream: TextIO | None) -> None:
-    write_quietly(stream, "")
-
-
 def _point_to_null(stream: TextIO) -> None:
     """Redirect the stream, so that the interpreter's own flush at exit does not fail again."""
     try:

@@ -20,7 +20,7 @@ from ...core.errors import Failure
 from ...core.limits import WallTime
 from ...core.value_types import value
 from ...dispatch.dispatcher import Dispatcher
-from ...dispatch.invocation import Target, learn, learn_files
+from ...dispatch.invocation import Target, learn_files
 from ...supervise.clock import wall_time
 from ._mcp_server import McpServer
 from ._tool_calls import ToolCallMiddleware
@@ -125,7 +125,7 @@ class Reloader:
         runtime = self._begin()
         try:
             await runtime.__aenter__()
-            catalogue = await learn(runtime, self._target)
+            catalogue = await self._target.learn(runtime)
             files = await learn_files(runtime, self._target)
             dispatcher = self._connect(catalogue, runtime)
             await runtime.warm_up()

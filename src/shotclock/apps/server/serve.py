@@ -28,7 +28,7 @@ from ...core.limits import Clocks, DurationError, WallTime, format_duration, par
 from ...core.value_types import replace, value
 from ...dispatch.dispatcher import Dispatcher
 from ...dispatch.engines import engine_at
-from ...dispatch.invocation import Target, asking, learn, parse_target
+from ...dispatch.invocation import Target, asking
 from ...people.addresses import check_reach, listen_on, parse_address, url_of
 from ...people.authorisation import Authorisation, read_authorisation
 from ...people.inbox import Inbox
@@ -145,10 +145,10 @@ def _has_tokens() -> bool:
 
 def serve_target(text: str, options: Options) -> int:
     """Serve an App that this process never imports; return the exit code. Raises Failure. No process survives this."""
-    target = parse_target(text)
+    target = Target.parse(text)
     runtime = _runtime_of(target)
     reloaded = target if options.reload else None
-    return asyncio.run(_serve(runtime, target.program, options, lambda: learn(runtime, target), reloaded))
+    return asyncio.run(_serve(runtime, target.program, options, lambda: target.learn(runtime), reloaded))
 
 
 def _runtime_of(target: Target) -> Runtime:

@@ -22,7 +22,7 @@ from ...core.json_values import as_text
 from ...core.limits import ClockKind, format_duration
 from ...core.value_types import entity, replace
 from ...dispatch.dispatcher import Dispatcher
-from ...dispatch.invocation import Target, learn, parse_attribute, parse_target
+from ...dispatch.invocation import Target, parse_attribute
 from ...people.inbox import HIDDEN_VALUES, Inbox, hide_secrets
 from ...supervise.clock import monotonic_ns
 from ...worker.messages import keep_users_code_out
@@ -185,7 +185,7 @@ async def _open_app(written: str, step: StepCall, inbox: Callable[[], Inbox] | N
     runtime = Runtime(program=program, environment=dict(step.env))
     await runtime.__aenter__()
     try:
-        catalogue = await learn(runtime, target)
+        catalogue = await target.learn(runtime)
         for spec in catalogue.commands:
             runtime.register(spec.operation())
         return Dispatcher(catalogue, runtime, inbox_of=inbox, place=program.place, step=_surroundings(step))
@@ -200,7 +200,7 @@ def _target(written: str, folder: Path) -> Target:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise Failure("CWD_UNUSABLE", f"cannot enter {str(folder)!r}: {why}") from None
-    return parse_target(locate_target(written, folder))
+    return Target.parse(locate_target(written, folder))
 
 
 async def _close_app(app: _RunningApp) -> None:

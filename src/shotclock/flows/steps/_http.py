@@ -29,7 +29,7 @@ from ...core.validation import field
 from ...core.value_types import replace
 from ...core.visible_text import is_secret_header
 from ...net.http import Names, Transport
-from ...supervise.clock import monotonic_ns, wall_seconds
+from ...supervise.clock import monotonic_ns, wall_time
 from ...worker.context import Scope, current_scope
 from .http_message import (
     DEFAULT_BODY_BYTES,
@@ -287,7 +287,7 @@ class HttpExchange(Work):
             code,
             f"{self._at} answered {status} {response.reason}".rstrip(),
             context={"status": status},
-            retry_after_ms=retry_after_ms(response.headers, wall_seconds()) if status in (429, 503) else None,
+            retry_after_ms=retry_after_ms(response.headers, wall_time().ms / 1000) if status in (429, 503) else None,
             side_effects=None if code == "HTTP_STATUS" else SideEffects.NONE,
         )
         return Outcome(Ending.FINISHED, problem, data)

@@ -12,7 +12,7 @@ from ...calls.runtime import Runtime
 from ...core.errors import Ending, Failure
 from ...core.limits import MAX_MS, Deadline, parse_duration_ms
 from ...core.validation import field
-from ...net.tool_call import ToolAnswer, ToolRequest, call_tool
+from ...net.tool_call import ToolAnswer, ToolRequest
 from ...people.inbox import Inbox
 from ...people.person_wait import undecided_outcome
 from ...supervise.clock import monotonic_ns
@@ -130,7 +130,7 @@ class McpProvider(Provider):
             shown.log,
             shown.progress,
         )
-        return await call_tool(request, call, runtime)
+        return await request.send(call, runtime)
 
 
 def _read_proposal(theirs: Mapping[str, Any]) -> ForeignProposal | None:
