@@ -14,7 +14,7 @@ from ..core.value_types import replace
 from ..dispatch.engines import engine_options
 from ..terminal.output import say_line
 from ..terminal.parser import Option, Subcommand
-from ..terminal.subcommand import Mistaken, deliver, problem_in, run_subcommand, unstarted
+from ..terminal.subcommand import Mistaken, deliver, run_subcommand, unstarted
 from .server.serve import Options, options_of, serve_inbox, serve_shell, serve_target
 from .server.shell_jobs import ShellLimits
 
@@ -36,7 +36,7 @@ def serve(name: str, target: str | None, options: Options, as_json: bool, *, to_
     except Failure as failure:
         if as_json and name == "serve":  # a client that started a server reads stderr, if anything
             say_line(f"shotclock: {failure.code}: {failure}")
-        envelope = unstarted(name, problem_in(failure), timeout_ms=0)
+        envelope = unstarted(name, failure, timeout_ms=0)
     if as_json and to_stderr:
         say_line(envelope.to_json())
         return envelope.exit_code
@@ -83,7 +83,7 @@ def _serve_shell(timeout: int, idle: int, budget: int, cwd: str) -> Callable[[bo
             return asyncio.run(serve_shell(ShellLimits(timeout, idle, budget), os.path.abspath(cwd)))
         except Failure as failure:
             say_line(f"shotclock: {failure.code}: {failure}")
-            return unstarted("serve shell", problem_in(failure), timeout_ms=0).exit_code
+            return unstarted("serve shell", failure, timeout_ms=0).exit_code
 
     return run
 

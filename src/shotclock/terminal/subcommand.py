@@ -133,7 +133,7 @@ def find_work(name: str, command: Subcommand, line: ParsedLine) -> ChildWork | C
         work: ChildWork | Callable[[bool], int] = command.run(**values)
         return work
     except Failure as failure:
-        envelope = unstarted(name, problem_in(failure))
+        envelope = unstarted(name, failure)
         return lambda as_json: deliver(envelope, as_json)
     except Mistaken as mistaken:
         reported = {mistake["field"] for mistake in line.mistakes}
@@ -243,7 +243,8 @@ def problem_in(failure: Failure) -> Problem:
     )
 
 
-def unstarted(name: str, problem: Problem, *, timeout_ms: int = TIMEOUT_MS, tool: Tool = OURSELVES) -> Envelope:
+def unstarted(name: str, why: Problem | Failure, *, timeout_ms: int = TIMEOUT_MS, tool: Tool = OURSELVES) -> Envelope:
+    problem = problem_in(why) if isinstance(why, Failure) else why
     return answer_at_once(name, Outcome(Ending.NOT_STARTED, problem), Clocks(timeout_ms=timeout_ms), tool=tool)
 
 

@@ -17,7 +17,7 @@ from ..core.visible_text import visible
 from ..supervise.clock import monotonic_ns
 from ..terminal.output import Signalled, StopListener, is_terminal, read_stdin, write_quietly
 from ..terminal.parser import CommandTable, Option, Subcommand, explain
-from ..terminal.subcommand import TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, problem_in, unstarted
+from ..terminal.subcommand import TIMEOUT_MS, ChildWork, admit_call, conclude, deliver, unstarted
 from . import client
 from .device import DEFAULT_DEVICE, kind_of
 from .payload import Execution, parse_payload, read_execution
@@ -89,7 +89,7 @@ def _execute(verb: str, **values: Any) -> Callable[[bool], int]:
         try:
             execution = _read(verb, values)
         except Failure as failure:
-            return deliver(unstarted(name, problem_in(failure)), as_json)
+            return deliver(unstarted(name, failure), as_json)
         if values["validate_only"] or values["dry_run"]:
             data: dict[str, object] = {"ok": True, "validated": True, "execution": execution.written}
             if values["dry_run"]:
