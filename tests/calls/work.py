@@ -317,3 +317,22 @@ def main(name: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+
+
+HANGING = [
+    sleeps_async,
+    sleeps,
+    spins,
+    holds_the_gil,
+    waits_in_recv,
+    swallows_everything,
+    blocks_in_finally,
+    waits_for_a_lock,
+    has_a_child_that_ignores_term,
+    reads_what_a_grandchild_holds_open,
+    daemonises,
+    daemonises_without_a_trace,
+    stops_itself,
+    writes_for_ever,
+    has_fifty_children,
+]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from shotclock.flows.cli.logs import LabelledLines
-from shotclock.flows.cli.run_lines import HELD_LIMIT, RunLines
+from shotclock.flows.cli.run_lines import HELD_LIMIT, LabelledLines, RunLines
 from shotclock.flows.run.state import Status, StepState
 from shotclock.flows.run.step_log import read_records
 from shotclock.terminal.output import Outlet

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from shotclock.core.limits import WallTime
-from shotclock.terminal import drawing
+from shotclock.terminal import drawing, output
 
 
 def test_times_and_sizes_have_few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = WallTime(1_000_000_000_000)
     monkeypatch.setattr(drawing, "wall_time", lambda: now)
     for ms, shown in ((999, "999ms"), (4_484, "4.48s"), (12_340, "12.3s"), (59_960, "1m"), (312_400, "5m12s")):
-        assert drawing.brief(ms) == shown, ms
+        assert output.brief(ms) == shown, ms
     rounded = {999: "0s", 1_000: "1s", 59_999: "59s", 719_999: "11m", 11_400_000: "3h10m", 187_300_000: "2d4h"}
     for ms, shown in rounded.items():
         assert drawing.age((now - ms).iso()) == shown == drawing.time_left((now + ms).iso()), ms

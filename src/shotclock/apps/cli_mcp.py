@@ -29,8 +29,8 @@ from ..store.wrapped_calls import PENDING, RUNNING, SUCCEEDED, UNKNOWN, WAITING,
 from ..supervise.clock import monotonic_ns, process_began_ns, wall_time
 from ..supervise.command_task import CommandReport
 from ..supervise.kernel import can_see, is_alive
-from ..terminal.drawing import age, brief, short_size, styled, table, time_left
-from ..terminal.output import StopListener, write_quietly
+from ..terminal.drawing import age, short_size, styled, table, time_left
+from ..terminal.output import StopListener, brief, write_quietly
 from ..terminal.parser import CommandTable, Option, Subcommand, expand, name_and_value
 from ..terminal.subcommand import ChildWork, Mistaken, deliver, draw_answer, run_subcommand
 

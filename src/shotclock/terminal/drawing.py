@@ -74,14 +74,6 @@ def time_left(at: str) -> str:
     return "no end" if at == NEVER else _round(_ms_of(at) - wall_time().ms)
 
 
-def brief(ms: int) -> str:
-    """Return few digits: 312ms, 4.48s, 12.3s, 5m12s."""
-    if ms < 1000:
-        return format_duration(ms)
-    unit = 10 if ms < 10_000 else 100 if ms < 60_000 else 1000
-    return format_duration(round(ms / unit) * unit)
-
-
 def _round(ms: int) -> str:
     """Return a duration in its two largest units: 45s, 12m, 3h10m, 2d4h."""
     unit_ms = 3_600_000 if ms >= 86_400_000 else 60_000 if ms >= 60_000 else 1_000

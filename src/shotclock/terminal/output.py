@@ -421,3 +421,11 @@ def leave_soon(code: int) -> None:
 def _leave(code: int) -> None:
     pause(LEAVE_LIMIT_S)
     os._exit(code)
+
+
+def brief(ms: int) -> str:
+    """Return few digits: 312ms, 4.48s, 12.3s, 5m12s."""
+    if ms < 1000:
+        return format_duration(ms)
+    unit = 10 if ms < 10_000 else 100 if ms < 60_000 else 1000
+    return format_duration(round(ms / unit) * unit)

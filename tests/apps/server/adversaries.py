@@ -17,24 +17,7 @@ PIXEL = "iVBORw0KGgoA"
 
 app = App("adversaries", version="1.2.3", default_timeout="300ms", grace="100ms", help="Tools that do not end.")
 
-HANGING = [
-    work.sleeps_async,
-    work.sleeps,
-    work.spins,
-    work.holds_the_gil,
-    work.waits_in_recv,
-    work.swallows_everything,
-    work.blocks_in_finally,
-    work.waits_for_a_lock,
-    work.has_a_child_that_ignores_term,
-    work.reads_what_a_grandchild_holds_open,
-    work.daemonises,
-    work.daemonises_without_a_trace,
-    work.stops_itself,
-    work.writes_for_ever,
-    work.has_fifty_children,
-]
-for function in HANGING:
+for function in work.HANGING:
     app.command(function)
 
 

@@ -11,7 +11,6 @@ import psutil
 import pytest
 from mcp import Client
 
-from tests.apps.server.adversaries import HANGING
 from tests.apps.server.client import (
     LATE_S,
     LEGACY,
@@ -23,6 +22,7 @@ from tests.apps.server.client import (
     run,
     timed,
 )
+from tests.calls import work
 from tests.calls.bounds import marked, soon
 from tests.rows import corners
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_survivors")]
 TIMEOUT_S = 0.3
 ASYNC_HANGING = ["blocks-the-loop", "holds-the-gil-on-the-loop", "swallows-cancellation"]
 # The first transport has all of them, the others those that outwit a simpler server.
-ADVERSARIES = [function.__name__.replace("_", "-") for function in HANGING] + ASYNC_HANGING
+ADVERSARIES = [function.__name__.replace("_", "-") for function in work.HANGING] + ASYNC_HANGING
 MET_BY_ALL = ["holds-the-gil", "swallows-everything", "daemonises-without-a-trace", "writes-for-ever", *ASYNC_HANGING]
 CRASHING = ["exits", "segfaults", "segfaults-on-the-loop"]
 

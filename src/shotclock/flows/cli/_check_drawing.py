@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.limits import format_duration
 from ...core.visible_text import one_line
-from ...terminal.drawing import brief, limit_in_words, styled, table
+from ...terminal.drawing import limit_in_words, styled, table
+from ...terminal.output import brief
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...core.visible_text import one_line, visible
-from ...terminal.drawing import OFF_TERMINAL_COLUMNS, brief, styled, table
-from ...terminal.output import describe_page
+from ...terminal.drawing import OFF_TERMINAL_COLUMNS, styled, table
+from ...terminal.output import brief, describe_page
 from ..report.words import COLOURS, MARKS, WORDS, artifacts_in_words, attempts_in_words, news_in_words
 from ..run.state import Status
 

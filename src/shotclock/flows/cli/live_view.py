@@ -19,8 +19,7 @@ from ...core.errors import Ending
 from ...core.visible_text import one_line
 from ...store.store import Store
 from ...supervise.clock import monotonic_ns, wall_time
-from ...terminal.drawing import brief
-from ...terminal.output import Screen
+from ...terminal.output import Screen, brief
 from ..check.plan import Groups, ends_awaited, grace_ms, graph_of, is_per_item, most_attempts, needs
 from ..file.schema import WorkflowFile
 from ..report.words import (
@@ -36,7 +35,7 @@ from ..report.words import (
 )
 from ..run.state import Status, StepState
 from ..run.step_log import read_records
-from .logs import ESCAPES
+from .run_lines import ESCAPES
 
 SPARE_LINES = 3  # lines of the terminal that stay free: the prompt above, and the line of the cursor
 LONGEST_NAME = 44

@@ -28,13 +28,12 @@ from ..check.plan import is_per_item
 from ..engines import EmbeddedEngine
 from ..run.state import Status, StepState, read_record
 from ..run.step_log import PRINTING, KeptLog, LogLine, list_logs, read_records
+from .run_lines import LabelledLines, is_part_of, label_of
 
 if TYPE_CHECKING:
     from ...dispatch.engines import EngineAddress
     from ..file.schema import WorkflowFile
 
-ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 STREAMS = {1: "stdout", 2: "stderr"}
 
 
@@ -51,59 +50,6 @@ class _Wanted:
         if log.step == self.step and (self.number is not None or log.number == 1):
             return ""
         return label_of(log.step, 1 if self.number is not None else log.number)
-
-
-def is_part_of(name: str, step: str) -> bool:
-    """Return whether it is the step, or an item, a step of its nested workflow, or a tool of its agent."""
-    return name == step or name.startswith(tuple(f"{step}{mark}" for mark in "[. "))
-
-
-def label_of(step: str, number: int) -> str:
-    return f"{step} | " if number == 1 else f"{step} (attempt {number}) | "
-
-
-def _flatten(text: str) -> str:
-    """Return a line without what moves the cursor or leaves a colour on: of a progress bar the last state."""
-    if "\x1b" in text:
-        text = ESCAPES.sub(lambda found: found[0] if COLOUR.fullmatch(found[0]) else "", text)
-        if "\x1b" in text and not text.endswith(("\x1b[0m", "\x1b[m")):
-            text += "\x1b[0m"
-    return next((part for part in reversed(text.split("\r")) if part), "")
-
-
-class LabelledLines:
-    """Text of the lines of several logs, each behind its label."""
-
-    def __init__(self) -> None:
-        self._unfinished: tuple[str, int] | None = None
-        self._has_returned = False
-
-    def write(self, label: str, lines: Iterable[LogLine]) -> str:
-        written: list[str] = []
-        for line in lines:
-            begun, place = self._unfinished, (label, line.stream)
-            if begun is not None and (begun != place or line.left_out):
-                written.append("\n")
-            if line.left_out:
-                written.append(f"{label}[… {line.left_out} bytes left out …]\n")
-                self._unfinished = None
-                continue
-            text = line.text
-            if label:
-                is_drawn_anew = text.startswith("\r") or self._has_returned
-                text, self._has_returned = _flatten(text), text.endswith("\r")
-                if is_drawn_anew and begun == place:  # a progress bar
-                    written.append("\n")
-                    begun = None
-            written.append(text if begun == place else label + text)
-            if line.is_whole:
-                written.append("\n")
-            self._unfinished = None if line.is_whole else place
-        return "".join(written)
-
-    def finish(self) -> str:
-        begun, self._unfinished = self._unfinished, None
-        return "" if begun is None else "\n"
 
 
 @record

@@ -25,12 +25,12 @@ from ...dispatch.engines import engine_options
 from ...people.person_wait import read_response_budget_ms
 from ...supervise import kernel
 from ...supervise.clock import wall_time
-from ...terminal.drawing import brief
 from ...terminal.output import (
     Outlet,
     Screen,
     Signalled,
     StopListener,
+    brief,
     emit,
     emit_text,
     is_terminal,
@@ -50,10 +50,9 @@ from ..run.runs import RunCaller, RunRequest
 from ..run.state import Status, StepState, read_record
 from ..run.step_choice import StepChoice, choose, cut_down, leave_out
 from .check import point_to_import, read_run_duration
-from .logs import is_part_of
 from .report import FORMATS, ensure_writable, text_of, write_file
 from .rerun import continue_run, file_of
-from .run_lines import RunLines
+from .run_lines import RunLines, is_part_of
 
 if TYPE_CHECKING:
     from ...dispatch.engines import EngineAddress

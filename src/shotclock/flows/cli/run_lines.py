@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...core.limits import NS_PER_MS, format_duration
@@ -21,13 +22,67 @@ from ..report.words import (
     why_failed,
 )
 from ..run.state import Status, StepState
-from ..run.step_log import read_records
-from .logs import LabelledLines, is_part_of, label_of
+from ..run.step_log import LogLine, read_records
 
 HEARTBEAT_S = 30.0  # the longest silence
 LOOK_S = 0.2  # between two looks at the silence, and at a reader that is behind
 HELD_LIMIT = 256 * 1024  # of output for a reader that is behind; what comes then is left out
 NAMED = 5  # running steps in a sign of life
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def is_part_of(name: str, step: str) -> bool:
+    """Return whether it is the step, or an item, a step of its nested workflow, or a tool of its agent."""
+    return name == step or name.startswith(tuple(f"{step}{mark}" for mark in "[. "))
+
+
+def label_of(step: str, number: int) -> str:
+    return f"{step} | " if number == 1 else f"{step} (attempt {number}) | "
+
+
+def _flatten(text: str) -> str:
+    """Return a line without what moves the cursor or leaves a colour on: of a progress bar the last state."""
+    if "\x1b" in text:
+        text = ESCAPES.sub(lambda found: found[0] if COLOUR.fullmatch(found[0]) else "", text)
+        if "\x1b" in text and not text.endswith(("\x1b[0m", "\x1b[m")):
+            text += "\x1b[0m"
+    return next((part for part in reversed(text.split("\r")) if part), "")
+
+
+class LabelledLines:
+    """Text of the lines of several logs, each behind its label."""
+
+    def __init__(self) -> None:
+        self._unfinished: tuple[str, int] | None = None
+        self._has_returned = False
+
+    def write(self, label: str, lines: Iterable[LogLine]) -> str:
+        written: list[str] = []
+        for line in lines:
+            begun, place = self._unfinished, (label, line.stream)
+            if begun is not None and (begun != place or line.left_out):
+                written.append("\n")
+            if line.left_out:
+                written.append(f"{label}[… {line.left_out} bytes left out …]\n")
+                self._unfinished = None
+                continue
+            text = line.text
+            if label:
+                is_drawn_anew = text.startswith("\r") or self._has_returned
+                text, self._has_returned = _flatten(text), text.endswith("\r")
+                if is_drawn_anew and begun == place:  # a progress bar
+                    written.append("\n")
+                    begun = None
+            written.append(text if begun == place else label + text)
+            if line.is_whole:
+                written.append("\n")
+            self._unfinished = None if line.is_whole else place
+        return "".join(written)
+
+    def finish(self) -> str:
+        begun, self._unfinished = self._unfinished, None
+        return "" if begun is None else "\n"
 
 
 class RunLines:

@@ -17,7 +17,7 @@ from ...core.limits import NS_PER_MS, WORK_CLOCKS, WallTime, format_duration, re
 from ...core.value_types import field, value
 from ...store.home import FILE_NAME, state_home
 from ...supervise.clock import monotonic_ns
-from ...terminal.drawing import brief
+from ...terminal.output import brief
 from ..check.lint import identity
 from ..check.plan import (
     PlannedStep,

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as xml
 from xml.etree.ElementTree import Element
 
 from ...core.visible_text import one_line, visible
-from ...terminal.drawing import brief
+from ...terminal.output import brief
 from ..run.state import Status
 from .report import Report, ReportedStep
 from .words import WORDS, attempts_in_words, news_in_words

@@ -15,7 +15,7 @@ from ...core.limits import WallTime
 from ...core.validation import ValidationError
 from ...core.value_types import as_dict, field, fields_of, replace, value
 from ...core.visible_text import one_line
-from ...terminal.drawing import brief
+from ...terminal.output import brief
 from ..check.plan import Groups, PlannedStep, needs, plan_of
 from ..file.schema import WorkflowFile, callers_of
 from ..run.state import Status, without_mark

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...core.value_types import value
-from ...terminal.drawing import brief
+from ...terminal.output import brief
 from ..run.state import Reason, Status
 
 MARKS = {

@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined, Template
 
 from ....core.limits import format_duration
 from ....core.visible_text import visible
-from ....terminal.drawing import brief
+from ....terminal.output import brief
 from ...check.plan import needs
 from ...run.state import Status
 from ..report import Report, ReportedStep, format_output, shorten
