@@ -13,7 +13,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from .core.errors import Failure
 from .core.foreign_words import CONTEXT, ExplainsMembers
-from .core.value_types import value
+from .core.value_types import JsonObject, value
 from .worker import context
 
 T = TypeVar("T")
@@ -56,13 +56,13 @@ class CancelledElicitation:
     action: Literal["cancel"] = "cancel"
 
 
-class Context(context.Context[dict[str, Any]], ExplainsMembers):
+class Context(context.Context[JsonObject], ExplainsMembers):
     """The call as its function sees it, with FastMCP's methods beside ours. They are awaited."""
 
     _instead_of = CONTEXT
 
     @property
-    def lifespan_context(self) -> dict[str, Any]:
+    def lifespan_context(self) -> JsonObject:
         """Return the value that the lifespan has yielded."""
         return self.state
 

@@ -15,7 +15,8 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from shotclock.core.envelope import Envelope
 from shotclock.core.errors import Failure
-from shotclock.flows.run.state import JsonObject, Status, StepState
+from shotclock.core.value_types import JsonObject
+from shotclock.flows.run.state import Status, StepState
 from shotclock.temporal._engine import TemporalEngine, read_progress
 from shotclock.temporal._messages import ORDER_ACTIVITY, OUTPUTS_ACTIVITY, RUN_WORKFLOW, STEP_ACTIVITY, VERSION
 from shotclock.temporal._run_workflow import RunWorkflow

@@ -11,12 +11,12 @@ import json
 import os
 import signal
 import sys
-from typing import Any
 
 from ..calls.principal import Principal, Role
 from ..core.errors import Failure
 from ..core.limits import format_duration
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus
+from ..core.value_types import JsonObject
 from ..core.visible_text import one_line
 from ..people.access import make_id
 from ..people.inbox import Inbox
@@ -42,14 +42,14 @@ def decide(agent: str) -> int:
         refusal = asyncio.run(_ask_while_wanted(agent, request, wait_ms))
     except Exception as error:  # fails closed
         refusal = f"shotclock could not ask an operator: {str(error) or type(error).__name__}"
-    answer: dict[str, Any] = {"behavior": "allow"} if refusal is None else {"behavior": "deny", "message": refusal}
+    answer: JsonObject = {"behavior": "allow"} if refusal is None else {"behavior": "deny", "message": refusal}
     if agent == "claude":
         answer = {"hookSpecificOutput": {"hookEventName": "PermissionRequest", "decision": answer}}
     write_quietly(sys.stdout, json.dumps(answer) + "\n")
     return 0
 
 
-async def _ask_while_wanted(agent: str, request: dict[str, Any], wait_ms: int) -> str | None:
+async def _ask_while_wanted(agent: str, request: JsonObject, wait_ms: int) -> str | None:
     """Ask, but not for longer than the agent lives or wants to know: its proposal is withdrawn then."""
     asking, parent = asyncio.ensure_future(_ask(agent, request, wait_ms)), os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -65,7 +65,7 @@ async def _ask_while_wanted(agent: str, request: dict[str, Any], wait_ms: int) -
     return "the store did not answer in time, or the agent has ended"
 
 
-async def _ask(agent: str, request: dict[str, Any], wait_ms: int) -> str | None:
+async def _ask(agent: str, request: JsonObject, wait_ms: int) -> str | None:
     """Return why the request is refused, or None where it is approved."""
     with Store.open() as store:
         inbox, asker, asked = Inbox(store), Principal(agent, Role.AGENT), list[Proposal]()
@@ -82,7 +82,7 @@ async def _ask(agent: str, request: dict[str, Any], wait_ms: int) -> str | None:
     return _refusal(waited.proposal, wait_ms)
 
 
-def _read(agent: str, request: dict[str, Any], wait_ms: int) -> ProposalRequest:
+def _read(agent: str, request: JsonObject, wait_ms: int) -> ProposalRequest:
     """Return the proposal of a request. Raises KeyError where it does not say what the operator has to see."""
     names = ("tool_name", "tool_input") if agent == "claude" else ("toolName", "toolInput")
     tool, found = (request[name] for name in names)

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any, cast
 
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 
 KeyPath = tuple[str | int, ...]
 
@@ -72,8 +72,8 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _read_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
+def _read_members(members: list[tuple[str, Any]]) -> JsonObject:
+    content: JsonObject = {}
     for name, item in members:
         if name in content:
             raise ValueError(f"it has {name!r} twice in one object, and programs differ in the one that counts")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import Failure
-from ..core.value_types import field, record
+from ..core.value_types import JsonObject, field, record
 from ._hook_entries import find_ours
 from ._json_text import KeyPath
 from .config_editor import ConfigEditor, ConfigEntry
@@ -113,9 +113,9 @@ def _hook_words(hook: Any) -> list[str]:
     return [*shlex.split(inner.get("command") or inner["bash"]), *[""] * 5]
 
 
-def _group_of(editor: ConfigEditor, entry: ConfigEntry, path: KeyPath) -> dict[str, Any]:
+def _group_of(editor: ConfigEditor, entry: ConfigEntry, path: KeyPath) -> JsonObject:
     """Return the group of our hook, as if it were the only one in it."""
-    group: dict[str, Any] = editor.read(path[: len(entry.path) + 1])
+    group: JsonObject = editor.read(path[: len(entry.path) + 1])
     return {**group, "hooks": [editor.read(path)]} if len(path) > len(entry.path) + 1 else group
 
 
@@ -161,7 +161,7 @@ def _check_claude(status: AgentStatus, environ: Mapping[str, str], project: Path
 def _check_codex(status: AgentStatus, environ: Mapping[str, str], project: Path) -> None:
     config = Path(environ.get("CODEX_HOME") or Path(environ.get("HOME", "~"), ".codex").expanduser()) / "config.toml"
     try:
-        settings: dict[str, Any] = tomllib.loads(config.read_text("utf-8"))
+        settings: JsonObject = tomllib.loads(config.read_text("utf-8"))
     except FileNotFoundError:
         settings = {}
     except (OSError, ValueError) as error:
@@ -183,7 +183,7 @@ def _check_codex(status: AgentStatus, environ: Mapping[str, str], project: Path)
         status.problems.append("not trusted: run /hooks in Codex")
 
 
-def _is_trusted(file: Path, settings: dict[str, Any]) -> bool:
+def _is_trusted(file: Path, settings: JsonObject) -> bool:
     """Return whether Codex has the hash of our hook as it is now."""
     editor = ConfigEditor(file, "Codex", file.read_text("utf-8"), AGENTS["codex"].syntax)
     (entry,) = every_entry(AGENTS["codex"])
@@ -195,7 +195,7 @@ def _is_trusted(file: Path, settings: dict[str, Any]) -> bool:
     return state.get("enabled", True) is not False and state.get("trusted_hash") == wanted
 
 
-def codex_hash(group: dict[str, Any]) -> str:
+def codex_hash(group: JsonObject) -> str:
     """Return the hash by which Codex remembers that a hook was reviewed."""
     hooks = [{"async": False, **hook} for hook in group["hooks"]]
     content = {"event_name": "pre_tool_use", "hooks": hooks, "matcher": group.get("matcher")}

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Callable
 from typing import Any
 
+from ..core.value_types import JsonObject
 from ._json_text import KeyPath
 
 _BARE_LINE_FEED = re.compile(r"(?<!\r)\n")
@@ -15,7 +16,7 @@ _BARE_LINE_FEED = re.compile(r"(?<!\r)\n")
 class TomlSyntax:
     """TOML, of which every program reads everything."""
 
-    def parse(self, text: str) -> dict[str, Any]:
+    def parse(self, text: str) -> JsonObject:
         """Return the tables of a text. Raises ValueError with its mistake."""
         try:
             return tomllib.loads(text.removeprefix("\ufeff"))

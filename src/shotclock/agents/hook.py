@@ -12,9 +12,9 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from ..commands.shell_limits import note_command
+from ..core.value_types import JsonObject
 from ..terminal.output import write_quietly
 
 ANCESTORS = 6  # processes above the hook that may be Copilot: a shell, node, its launcher
@@ -61,13 +61,13 @@ def quote_for_gemini(text: str) -> str:
     return f'"{"".join(pieces)}"'
 
 
-def note_claude(request: dict[str, Any], shell: str) -> None:
+def note_claude(request: JsonObject, shell: str) -> None:
     """Claude Code has a setting for its shell: the command stays as it is."""
     arguments, session = request["tool_input"], os.environ.get("CLAUDE_CODE_SESSION_ID", "")
     note_command(session, arguments["command"], in_background=arguments.get("run_in_background") is True)
 
 
-def rewrite_gemini(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
+def rewrite_gemini(request: JsonObject, shell: str) -> JsonObject | None:
     arguments = request["tool_input"]
     if request["tool_name"] != "run_shell_command":
         return None
@@ -80,7 +80,7 @@ def rewrite_gemini(request: dict[str, Any], shell: str) -> dict[str, Any] | None
     return {"hookSpecificOutput": {"hookEventName": "BeforeTool", "tool_input": changed}}
 
 
-def rewrite_copilot(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
+def rewrite_copilot(request: JsonObject, shell: str) -> JsonObject | None:
     arguments = request["toolArgs"]
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
@@ -93,7 +93,7 @@ def rewrite_copilot(request: dict[str, Any], shell: str) -> dict[str, Any] | Non
     return {"modifiedArgs": changed}
 
 
-def rewrite_codex(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
+def rewrite_codex(request: JsonObject, shell: str) -> JsonObject | None:
     """Codex takes a rewritten command only with `allow`; a command that a rule may stop is left to the rule."""
     command = request["tool_input"]["command"]
     if request["tool_name"] != "Bash" or _is_wrapped(command, shell):
@@ -105,7 +105,7 @@ def rewrite_codex(request: dict[str, Any], shell: str) -> dict[str, Any] | None:
     return {"hookSpecificOutput": answer}
 
 
-REWRITES: dict[str, Callable[[dict[str, Any], str], dict[str, Any] | None]] = {
+REWRITES: dict[str, Callable[[JsonObject, str], JsonObject | None]] = {
     "claude": note_claude,
     "codex": rewrite_codex,
     "copilot": rewrite_copilot,

@@ -19,9 +19,8 @@ import shlex
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from ._json_text import JsonSyntax
 from ._toml_text import TOML
 from .config_editor import ConfigEntry, ConfigSyntax
@@ -102,7 +101,7 @@ class McpClient:
     title: str
     file: ConfigFile
     table: str = "mcpServers"
-    limit_ms: Callable[[dict[str, Any]], int | None] = lambda entry: None
+    limit_ms: Callable[[JsonObject], int | None] = lambda entry: None
     """Returns the client's own limit for a call to this server. None: it has none that is known."""
     syntax: ConfigSyntax = EDITOR_JSON
     fresh: str = "{}\n"
@@ -181,7 +180,7 @@ def _copilot_approvals(programs: Programs) -> tuple[ConfigEntry, ...]:
     return (ConfigEntry(("hooks", "permissionRequest"), hook),)
 
 
-def _read_limit(entry: dict[str, Any], key: str, unit_ms: int, least_ms: int = 1) -> int | None:
+def _read_limit(entry: JsonObject, key: str, unit_ms: int, least_ms: int = 1) -> int | None:
     found = entry.get(key)
     if not isinstance(found, int | float) or isinstance(found, bool):
         return None

@@ -26,6 +26,7 @@ from ..core.catalogue import CommandSpec
 from ..core.content_blocks import holds_content, mentions_content
 from ..core.errors import Failure, SideEffects
 from ..core.signatures import CONTEXT_NAME, declare, read_hints, read_signature, with_context, wraps
+from ..core.value_types import JsonObject
 
 
 def around(
@@ -119,7 +120,7 @@ def argument_checker(function: Callable[..., Any]) -> Callable[..., Any]:
     return check
 
 
-def output_schema(function: Callable[..., Any]) -> dict[str, Any] | None:
+def output_schema(function: Callable[..., Any]) -> JsonObject | None:
     """Return the schema of the return type, if it has one. A list of anything has none: it may hold content."""
     annotation = read_hints(function).get("return")
     if annotation in (None, Any, list, list[Any], tuple) or mentions_content(annotation):
@@ -143,7 +144,7 @@ def collect_items(function: Callable[..., Any]) -> Callable[..., Any]:
     written = read_signature(function)
     wanted = context_name(function)
 
-    def begin(arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    def begin(arguments: tuple[Any, ...], named: JsonObject) -> tuple[Any, Any]:
         context = named[wanted] if wanted else named.pop(CONTEXT_NAME)
         return context, function(*arguments, **named)
 

@@ -28,6 +28,7 @@ from ..core.overtime import OvertimeError, OvertimePolicy
 from ..core.proposal import Policy
 from ..core.signatures import known_hints
 from ..core.uri_template import check_parameters, check_uri, is_template, parse_template
+from ..core.value_types import JsonObject
 from ._manifest import CONFIRM_FLAG, flag_name
 
 RESERVED = {CONFIRM_FLAG, "help"}
@@ -150,7 +151,7 @@ def read_documentation(function: Callable[..., Any]) -> Documentation:
     return Documentation(texts[0] if texts else "", "\n\n".join(texts), {k: v for k, v in parameters.items() if v})
 
 
-def read_overtime(name: str, written: object, clocks: Clocks) -> dict[str, Any] | bool | str | None:
+def read_overtime(name: str, written: object, clocks: Clocks) -> JsonObject | bool | str | None:
     if written is None or written is False:
         return None
     plain: Any = dict(written) if isinstance(written, Mapping) else written
@@ -178,7 +179,7 @@ def read_interruption(declared: Interruption | Mapping[str, Any] | bool | None) 
     return Interruption(**_in_ms(declared, "idle_timeout", "max_lifetime"))
 
 
-def _in_ms(declared: Mapping[str, Any], *durations: str) -> dict[str, Any]:
+def _in_ms(declared: Mapping[str, Any], *durations: str) -> JsonObject:
     """Return a declaration with durations in milliseconds: `ttl` becomes `ttl_ms`."""
     fields = dict(declared)
     for name in durations:
@@ -310,14 +311,14 @@ def read_listing(options: Mapping[str, Any], uri: str = "") -> Listing:
     )
 
 
-def _plain_mapping(written: Any) -> dict[str, Any]:
+def _plain_mapping(written: Any) -> JsonObject:
     plain = to_jsonable(dict(written) if isinstance(written, Mapping) else written)
     if not isinstance(plain, dict):
         raise ValueError(f"{written!r} is not a mapping")
     return {name: item for name, item in plain.items() if item is not None}
 
 
-def _read_icon(written: Any) -> dict[str, Any]:
+def _read_icon(written: Any) -> JsonObject:
     """Return an icon: its URL, a mapping, or the model of the SDK."""
     icon = {"src": written} if isinstance(written, str) else _plain_mapping(written)
     if not isinstance(icon.get("src"), str) or icon.keys() - _ICON_KEYS:

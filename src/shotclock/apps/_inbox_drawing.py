@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..core.value_types import JsonObject
 from ..core.visible_text import one_line, visible
 from ..terminal.drawing import NEVER, age, styled, table, time_left
 
@@ -75,7 +76,7 @@ def _draw_proposals(data: Any, console: Console) -> None:
         console.print("there are more: --limit", style="dim")
 
 
-def _describe_proposal(each: dict[str, Any], is_pending: bool) -> list[Text]:
+def _describe_proposal(each: JsonObject, is_pending: bool) -> list[Text]:
     title = styled("destructive " if each["destructive"] else "", style="bold red", no_wrap=True, overflow="ellipsis")
     title.append(one_line(each["title"]), "not bold default")
     status = each["status"]
@@ -194,7 +195,7 @@ def _draw_result(data: Any, console: Console) -> None:
         _print_text(console, f"answer: {data['answer']}")
 
 
-def _describe_change(event: dict[str, Any]) -> Text:
+def _describe_change(event: JsonObject) -> Text:
     each = event["proposal"]
     text = _heading(each["id"], each["status"], each["title"], width=9)
     if event["type"] == "reminder":
@@ -231,7 +232,7 @@ def _draw_trail(data: Any, console: Console) -> None:
         _print_entry(entry, console)
 
 
-def _print_entry(entry: dict[str, Any], console: Console) -> None:
+def _print_entry(entry: JsonObject, console: Console) -> None:
     about = "" if entry["proposal"] is None else f"{entry['proposal']}  "
     details = entry["details"]
     notes = details.get("notes") or details.get("name") or details.get("code") or details.get("job_id") or ""

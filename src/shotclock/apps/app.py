@@ -37,7 +37,7 @@ from ..core.envelope import Envelope
 from ..core.errors import Failure, error_entry
 from ..core.foreign_words import APP, ExplainsMembers
 from ..core.limits import Clocks, parse_duration_ms
-from ..core.value_types import record, replace
+from ..core.value_types import JsonObject, record, replace
 from ..dispatch.dispatcher import Dispatcher
 from ..terminal.output import Signalled, StopListener, is_the_end, leave_soon
 from ..worker import main as worker_main
@@ -584,7 +584,7 @@ def app_made_by(maker: App | Callable[[], App]) -> App:
     return maker if isinstance(maker, App) else make_app(f"{maker.__module__}/{maker.__qualname__}()")
 
 
-def describe(attribute: str, module: str) -> dict[str, Any]:
+def describe(attribute: str, module: str) -> JsonObject:
     """Return the catalogue of an app in a process that has imported it. Raises Failure."""
     found = make_app(f"{module}/{attribute}") if attribute.endswith("()") else _look_up(attribute, module)
     if not isinstance(found, App):

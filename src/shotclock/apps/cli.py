@@ -26,7 +26,7 @@ from ..core.content_blocks import blocks_of, describe_block
 from ..core.envelope import Envelope, Problem, refusal, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.limits import MAX_MS, Clocks, format_duration, parse_duration_ms
-from ..core.value_types import replace
+from ..core.value_types import JsonObject, replace
 from ..core.visible_text import visible
 from ..dispatch.dispatcher import Dispatcher
 from ..supervise.clock import monotonic_ns, process_began_ns
@@ -209,7 +209,7 @@ _VALUES = {
 }
 
 
-def _describe_parameter(name: str, schema: dict[str, Any], is_positional: bool, is_required: bool) -> Option:
+def _describe_parameter(name: str, schema: JsonObject, is_positional: bool, is_required: bool) -> Option:
     flag_text, text, kind = f"--{flag_name(name)}", _describe_schema(schema, is_required), schema.get("type")
     if kind == "boolean":
         return Option.flag(flag_text, text, negatable=True, default=None, key=name, heading="Parameters")
@@ -255,7 +255,7 @@ def _read_secrets(spec: CommandSpec, line: ParsedLine) -> None:
             line.refuse(option_name[2:], f"{path}: {message}")
 
 
-def _describe_schema(schema: dict[str, Any], required: bool) -> str:
+def _describe_schema(schema: JsonObject, required: bool) -> str:
     notes = []
     if (choices := choices_of(schema)) is not None:
         notes.append("one of " + ", ".join(choices))
@@ -318,7 +318,7 @@ def _read_arguments(spec: CommandSpec, line: ParsedLine) -> dict[str, object]:
     return arguments
 
 
-def from_words(value: object, schema: dict[str, Any], definitions: dict[str, Any]) -> object:
+def from_words(value: object, schema: JsonObject, definitions: JsonObject) -> object:
     """Convert a word to a JSON value where its type is not text. Other misfits stay: the worker reports them."""
     if isinstance(value, list):
         if len(value) == 1 and value[0].startswith("["):
@@ -403,7 +403,7 @@ def _find_other_mistakes(line: ParsedLine, envelope: Envelope) -> Mistakes:
     return [mistake for mistake in found if mistake["field"].partition(".")[0] not in unread]
 
 
-def _call(app: CommandLineApp, catalogue: Catalogue, request: CallRequest, typed: dict[str, Any]) -> Envelope:
+def _call(app: CommandLineApp, catalogue: Catalogue, request: CallRequest, typed: JsonObject) -> Envelope:
     for stream in (sys.stdout, sys.stderr):
         write_quietly(stream, "")
     StopListener.record_only()  # an exception in a fork hook would be lost; the next listener finds the signal
@@ -425,7 +425,7 @@ def _call(app: CommandLineApp, catalogue: Catalogue, request: CallRequest, typed
     return asyncio.run(_await_call(dispatcher, request, typed))
 
 
-async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: dict[str, Any]) -> Envelope:
+async def _await_call(dispatcher: Dispatcher, request: CallRequest, typed: JsonObject) -> Envelope:
     progress: dict[str, object] = {}
 
     def on_progress(done: float, total: float | None, unit: str | None) -> None:

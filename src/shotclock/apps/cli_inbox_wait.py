@@ -18,7 +18,7 @@ from ..core.envelope import Problem, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.limits import format_duration
 from ..core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, ProposedFile, Summary
-from ..core.value_types import replace
+from ..core.value_types import JsonObject, replace
 from ..dispatch.job_client import JobClient
 from ..people.cli_editing import read_text
 from ..people.inbox import Inbox, Reminder
@@ -41,7 +41,7 @@ BELL = "\a"
 WAITING_SHOWN = 200
 
 
-def propose(values: dict[str, Any], call: Call) -> Outcome:
+def propose(values: JsonObject, call: Call) -> Outcome:
     asker = Principal(values["asker"] or Principal.local().name, Role.AGENT)
     ask = _read_request(values)
 
@@ -52,7 +52,7 @@ def propose(values: dict[str, Any], call: Call) -> Outcome:
     return _wait(begin, values["wait"], call, values["idempotency_key"])
 
 
-def check(values: dict[str, Any], call: Call) -> Outcome:
+def check(values: JsonObject, call: Call) -> Outcome:
     async def begin(inbox: Inbox, wait: CallWait, on_found: Callable[[Proposal], None]) -> Outcome:
         found = await inbox.wait(values["proposal_id"], 0)
         on_found(found)
@@ -62,7 +62,7 @@ def check(values: dict[str, Any], call: Call) -> Outcome:
     return _wait(begin, values["wait"], call, None)
 
 
-def _read_request(values: dict[str, Any]) -> ProposalRequest:
+def _read_request(values: JsonObject) -> ProposalRequest:
     policy = Policy(destructive=values["destructive"], remind_ms=values["remind"] or 0)
     if values["ttl"] is not None:
         policy = replace(policy, ttl_ms=values["ttl"])
@@ -126,7 +126,7 @@ def _describe_leaving(proposal: Proposal | None, signal: str | None, wait_ms: in
     return Outcome(Ending.CANCELLED, replace(problem, message=message), {**data, "partial": True})
 
 
-def watch(values: dict[str, Any], call: Call) -> Outcome:
+def watch(values: JsonObject, call: Call) -> Outcome:
     """Write the waiting proposals and then every change, until a limit, a signal or the reader ends it."""
     limits = [] if values["for_ms"] is None else [values["for_ms"] / 1000]
     if call.bound.bell is not None:

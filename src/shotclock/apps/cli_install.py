@@ -16,7 +16,7 @@ from ..agents.install import program_folder
 from ..agents.known_agents import CLIENTS, ConfigScope, McpClient
 from ..calls.runtime import Runtime
 from ..core.errors import Failure
-from ..core.value_types import replace
+from ..core.value_types import JsonObject, replace
 from ..dispatch.invocation import Target
 
 _NAME = re.compile(r"[\w.-]{1,64}")  # understood by every client
@@ -54,7 +54,7 @@ def _plan_install(
 
 def plan_entry(client: McpClient, scope: ConfigScope, name: str, words: list[str]) -> ConfigChange:
     """Plan the entry of a server. Raises Failure if the file cannot be changed."""
-    entry: dict[str, Any] = {"command": os.path.join(program_folder(), "shotclock"), "args": ["serve", *words]}
+    entry: JsonObject = {"command": os.path.join(program_folder(), "shotclock"), "args": ["serve", *words]}
     if client.name == "vscode":
         entry = {"type": "stdio", **entry}
     place, path = _place(client, scope, name), (client.table, name)

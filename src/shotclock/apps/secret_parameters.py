@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..core.catalogue import SecretParameter
 from ..core.errors import Failure
 from ..core.signatures import declare, read_signature
+from ..core.value_types import JsonObject
 from ._command_function import around
 
 
@@ -24,7 +25,7 @@ def supply_secrets(
     written = read_signature(function)
     adapters = {secret.name: TypeAdapter(written.parameters[secret.name].annotation) for secret in secrets}
 
-    def values() -> dict[str, Any]:
+    def values() -> JsonObject:
         found = {}
         for secret in secrets:
             text = environment.get(secret.variable, "")

@@ -26,7 +26,7 @@ from ..core.limits import (
     reserve_ms_for,
 )
 from ..core.trace import TraceContext, span_id_of, trace_from_variables
-from ..core.value_types import field, record, replace, value
+from ..core.value_types import JsonObject, field, record, replace, value
 from ..supervise import clock, spans
 from ..supervise.environment import DEADLINE_VARIABLE, REMAINING_VARIABLE
 
@@ -94,7 +94,7 @@ class CallRules:
     tool: Tool = OURSELVES
     approvals: Approver | None = None
     places: Places | None = None
-    observers: Mapping[ObserverKind, Callable[[Call, dict[str, Any]], Awaitable[OvertimeDecision]]] = field(
+    observers: Mapping[ObserverKind, Callable[[Call, JsonObject], Awaitable[OvertimeDecision]]] = field(
         default_factory=dict
     )
     """Persons and models, who decide whether a call may take longer."""

@@ -11,7 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..core.errors import Failure
 from ..core.limits import (
@@ -26,7 +26,7 @@ from ..core.limits import (
     move_bell,
 )
 from ..core.overtime import Overtime, OvertimeDecision, OvertimeRequest, Verdict, kept_for_wind_down_ms
-from ..core.value_types import replace
+from ..core.value_types import JsonObject, replace
 from ..supervise.clock import monotonic_ns
 from .call import Call, WindDown, Work, WorkView
 
@@ -78,7 +78,7 @@ class LiveCalls(dict[str, Call]):
 live_calls = LiveCalls()
 
 
-Observe = Callable[[Call, dict[str, Any]], Awaitable[OvertimeDecision]]
+Observe = Callable[[Call, JsonObject], Awaitable[OvertimeDecision]]
 OnNews = Callable[[Call, OvertimeRequest | WindDown], None]
 # asyncio refuses absurd delays on some platforms; a day at a time is as good.
 LONGEST_DELAY_S = 86_400.0
@@ -280,7 +280,7 @@ class CallControl:
             reason = f"the observer failed: {type(error).__name__}: {error}"
         return OvertimeDecision(failed=True, reason=reason[:TEXT_SHOWN])
 
-    async def _summarise(self, overtime: Overtime) -> dict[str, Any]:
+    async def _summarise(self, overtime: Overtime) -> JsonObject:
         """Return the summary of the call for its observer, bounded in size and time."""
         call, now_ns = self.call, monotonic_ns()
         inner = list(live_calls.inside(call))

@@ -16,11 +16,10 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import Failure
 from ..core.limits import NS_PER_MS, ProcessIdentity, WallTime
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from ..store.home import state_home
 from ..supervise import kernel, private_socket
 from ..supervise.clock import monotonic_ns, wall_time
@@ -115,7 +114,7 @@ class ControlChannel:
         except (KeyError, TypeError, ValueError) as error:
             return {"code": "ARG_ERROR", "message": f"the request cannot be understood: {error!r}"[:500]}
 
-    async def _perform(self, request: dict[str, Any], pid: int) -> dict[str, object]:
+    async def _perform(self, request: JsonObject, pid: int) -> dict[str, object]:
         match request["do"]:
             case "list":
                 return {"calls": list_calls()}
@@ -139,7 +138,7 @@ class ControlChannel:
                 return {"cancelled": run_id}
         raise Failure("ARG_ERROR", f"{request['do']!r:.40} is not a request of this channel")
 
-    async def _request_overtime(self, request: dict[str, Any]) -> dict[str, object]:
+    async def _request_overtime(self, request: JsonObject) -> dict[str, object]:
         request_id, by_ms = str(request["request_id"]), int(request["by_ms"])
         if not hmac.compare_digest(self._sign(request_id), str(request["token"])):
             raise Failure("NOT_ALLOWED", "this is not the token of that call")
@@ -202,7 +201,7 @@ def describe_call(call: Call, run_id: str | None = None) -> dict[str, object]:
     return described
 
 
-def find_calls(request: dict[str, Any]) -> list[Call]:
+def find_calls(request: JsonObject) -> list[Call]:
     """Return the calls that a request names: a call, a run or job, or the current attempts of one of its steps."""
     if (request_id := request.get("request_id")) is not None:
         call = control.live_calls.get(str(request_id))
@@ -242,7 +241,7 @@ class RunOrder:
             return {**request, "do": "stop", "within_ms": self.within_ms, "reason": self.reason}
         return {**request, "do": "extend", "by_ms": self.by_ms}
 
-    def send(self, home: Path, holder: ProcessIdentity, name: str) -> dict[str, Any]:
+    def send(self, home: Path, holder: ProcessIdentity, name: str) -> JsonObject:
         """Send it to the process that has the run or job, which messages call `name`."""
         try:
             return ask_holder(home, holder, self.as_request())
@@ -277,7 +276,7 @@ class RunOrder:
         return {"stopping": [describe_call(call) for call in stopping]}
 
 
-def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
+def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: float = ANSWER_LIMIT_S) -> JsonObject:
     """Return the answer of a process. Raises its refusal, CALL_NOT_FOUND if none listens, TIMEOUT if it is silent."""
     until_ns = monotonic_ns() + int(within_s * 1e9)
     try:
@@ -301,13 +300,13 @@ def ask(path: str | os.PathLike[str], request: dict[str, object], within_s: floa
         raise Failure("CALL_NOT_FOUND", "the process ended before it answered") from None
     if "code" in answer:
         raise Failure(str(answer["code"]), str(answer["message"]))
-    data: dict[str, Any] = answer["data"]
+    data: JsonObject = answer["data"]
     return data
 
 
 def ask_holder(
     home: Path, holder: ProcessIdentity, request: dict[str, object], within_s: float = ANSWER_LIMIT_S
-) -> dict[str, Any]:
+) -> JsonObject:
     """Send a request to the process that holds a run or a job. Raises Failure if it cannot be reached."""
     me = this_process()
     if holder.boot_id != me.boot_id or holder.host != me.host:

@@ -19,7 +19,7 @@ from ..calls.principal import Principal
 from ..core.envelope import Envelope, Problem, Warning_, stop_problem
 from ..core.errors import Ending, Failure
 from ..core.limits import NS_PER_MS, ClockKind, Fired, format_duration
-from ..core.value_types import replace, value
+from ..core.value_types import JsonObject, replace, value
 from ..dispatch.background_command import is_command
 from ..dispatch.engines import engine_at, engine_options, open_local_runs
 from ..dispatch.job_client import JobClient
@@ -192,7 +192,7 @@ async def _unless_stopped(work: Callable[[], Any]) -> Outcome | Envelope:
 
 
 async def _perform(
-    name: str, values: dict[str, Any], scope: JobScope, on: EngineAddress | None, call: Call, budget_ms: int | None
+    name: str, values: JsonObject, scope: JobScope, on: EngineAddress | None, call: Call, budget_ms: int | None
 ) -> Outcome | Envelope:
     job_id, active_only = str(values.get("job_id")), bool(values.get("active"))
     if on is not None:
@@ -255,7 +255,7 @@ def _show_jobs(envelope: Envelope) -> None:
     write_quietly(sys.stdout, text)
 
 
-def _job_line(job: dict[str, Any], status_width: int = 0, name_width: int = 0) -> str:
+def _job_line(job: JsonObject, status_width: int = 0, name_width: int = 0) -> str:
     if "argv" in job:
         return _command_line(job, status_width, name_width)
     progress = job.get("progress")  # a list of runs on an engine has none
@@ -267,7 +267,7 @@ def _job_line(job: dict[str, Any], status_width: int = 0, name_width: int = 0) -
     return f"{job['job_id']}  {job['status']:<9}  {job['command']:<20}{done}{code}\n"
 
 
-def _command_line(job: dict[str, Any], status_width: int, name_width: int) -> str:
+def _command_line(job: JsonObject, status_width: int, name_width: int) -> str:
     """Return a line about a command in the background. With a short name it has 80 columns at most."""
     parts = [f"{job['job_id']}  {job['status']:<{status_width}}  {job['command']:<{name_width}}"]
     if not job["terminal"]:

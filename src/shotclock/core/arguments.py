@@ -13,6 +13,7 @@ from .envelope import MOST_CHANGES, describe_halves, is_whole, make_whole, whole
 from .json_values import has_json_type
 from .signatures import CONTEXT_NAME, known_hints, read_hints, read_parameters
 from .validation import Problems, describe_key, plain_shape
+from .value_types import JsonObject
 
 # pydantic and jsonschema are imported on use: they are slow, and most commands do not need them.
 
@@ -98,7 +99,7 @@ class Signature:
             from pydantic import ConfigDict, Field, ValidationError, create_model
 
             # Behind an alias, a parameter may have any name, `json` and `model_config` included.
-            fields: dict[str, Any] = {
+            fields: JsonObject = {
                 f"p{position}": (hint, Field(default, alias=name))
                 for position, (name, (hint, default)) in enumerate(self._fields.items())
             }
@@ -113,9 +114,9 @@ class Signature:
     def defaults(self) -> dict[str, object]:
         return {name: default for name, (_, default) in self._fields.items() if default is not ...}
 
-    def json_schema(self) -> dict[str, Any]:
+    def json_schema(self) -> JsonObject:
         if not self._is_plain:
-            schema: dict[str, Any] = self.build_model().model_json_schema(by_alias=True)
+            schema: JsonObject = self.build_model().model_json_schema(by_alias=True)
             schema.pop("title", None)
             return {"properties": {}, **schema}
         properties = {
@@ -166,7 +167,7 @@ class Signature:
         return None if problems or ... in accepted.values() else accepted
 
 
-def plain_schema(hint: Any) -> dict[str, Any] | None:
+def plain_schema(hint: Any) -> JsonObject | None:
     """Return the JSON Schema of a type that needs no pydantic, None for others."""
     try:
         return plain_shape(hint).schema({})
@@ -375,9 +376,9 @@ def _fits(value: object, schema: Mapping[str, Any], definitions: Mapping[str, An
     return True
 
 
-def json_arguments(arguments: Mapping[str, object]) -> tuple[dict[str, Any], list[dict[str, str]]]:
+def json_arguments(arguments: Mapping[str, object]) -> tuple[JsonObject, list[dict[str, str]]]:
     """Return a deep copy of arguments that are JSON, and a problem for each other one."""
-    copied: dict[str, Any] = {}
+    copied: JsonObject = {}
     problems: list[dict[str, str]] = []
     for name, given in arguments.items():
         reason = f"a {type(given).__name__} is not the same after JSON"
@@ -394,7 +395,7 @@ def json_arguments(arguments: Mapping[str, object]) -> tuple[dict[str, Any], lis
 class Conversions(NamedTuple):
     """Values that a function receives where its types convert the caller's: text to a path, an object to a model."""
 
-    runs_as: dict[str, Any]
+    runs_as: JsonObject
     unsteady: list[str]  # the arguments whose value is different in every check, so that a person cannot be shown it
 
 

@@ -10,12 +10,12 @@ from typing import Any, Literal, Self, get_args
 from .json_values import of_json, to_json
 from .limits import Clocks
 from .proposal import Policy
-from .value_types import entity, field, fields_of, value
+from .value_types import JsonObject, entity, field, fields_of, value
 
 Isolation = Literal["auto", "process", "shared", "inline"]
 RunsIn = Literal["process", "shared", "inline"]
 _WITHDRAWN = {"loop": "use 'shared'", "thread": "use 'process', or 'inline' for an async function"}
-OvertimeKeys = dict[str, Any] | bool | str | None
+OvertimeKeys = JsonObject | bool | str | None
 
 
 def hyphenate(name: str) -> str:
@@ -68,7 +68,7 @@ class Operation:
         object.__setattr__(self, "place", place)
 
 
-JsonSchema = dict[str, Any]
+JsonSchema = JsonObject
 
 CONFIRMATION = "confirm_destructive"  # the argument that confirms a destructive call, beside those of the command
 
@@ -111,9 +111,9 @@ class Listing:
     """How clients show a command, a resource or a prompt."""
 
     title: str | None = None
-    icons: tuple[dict[str, Any], ...] = ()
-    annotations: dict[str, Any] | None = None
-    meta: dict[str, Any] | None = None
+    icons: tuple[JsonObject, ...] = ()
+    annotations: JsonObject | None = None
+    meta: JsonObject | None = None
     uri: str = ""  # of a resource: its URI or its template
     mime_type: str | None = None
 
@@ -183,7 +183,7 @@ class CommandSpec:
         return self.interruption is not None or self.approval is not None
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> JsonObject:
         properties = self.input_schema.get("properties", {})
         return {name: declared["default"] for name, declared in properties.items() if "default" in declared}
 
@@ -222,8 +222,8 @@ class Catalogue:
     def semantic_version(self) -> str | None:
         return semantic_version(self.version)
 
-    def to_plain(self) -> dict[str, Any]:
-        plain: dict[str, Any] = to_json(self)
+    def to_plain(self) -> JsonObject:
+        plain: JsonObject = to_json(self)
         return plain
 
     @classmethod

@@ -10,7 +10,9 @@ import binascii
 import json
 from typing import Any, get_args
 
-Block = dict[str, Any]
+from .value_types import JsonObject
+
+Block = JsonObject
 
 # As base64. A result of more is refused by the server anyway.
 LONGEST_CONTENT = 8 * 1024 * 1024

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from .envelope import Warning_, warning
 from .limits import WallTime
-from .value_types import as_dict, fields_of
+from .value_types import JsonObject, as_dict, fields_of
 
 # Code that stores, redacts or shows a value recurses.
 DEPTH_LIMIT = 200
@@ -232,7 +232,7 @@ def without_none(declared: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def hints_of(kind: Any) -> dict[str, Any]:
+def hints_of(kind: Any) -> JsonObject:
     hints = typing.get_type_hints(kind)
     return {name: hints[name] for name in fields_of(kind)}
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from .limits import DurationError, format_duration, parse_duration_ms, reserve_ms_for
-from .value_types import as_dict, field, record, replace, value
+from .value_types import JsonObject, as_dict, field, record, replace, value
 
 DEFAULT_REQUESTS = 3
 MOST_REQUESTS = 1000
@@ -272,7 +272,7 @@ def read_decision(answered: object) -> OvertimeDecision:
     return OvertimeDecision(failed=True, reason='the observer answered neither "extend" nor "decline"')
 
 
-def _as_keys(written: object, bare: str | None) -> dict[str, Any]:
+def _as_keys(written: object, bare: str | None) -> JsonObject:
     if written is True:
         return {}
     if isinstance(written, int | float) and not isinstance(written, bool):
@@ -284,8 +284,8 @@ def _as_keys(written: object, bare: str | None) -> dict[str, Any]:
     raise OvertimeError(f"write true, an observer, a budget or an object with its keys, not {written!r:.40}")
 
 
-def _read_words(text: str, bare: str | None) -> dict[str, Any]:
-    keys: dict[str, Any] = {}
+def _read_words(text: str, bare: str | None) -> JsonObject:
+    keys: JsonObject = {}
     for position, word in enumerate(part.strip() for part in text.split(",")):
         name, equals, content = word.partition("=")
         name = name.replace("-", "_")
@@ -308,7 +308,7 @@ def _read_words(text: str, bare: str | None) -> dict[str, Any]:
     return keys
 
 
-def _read_observer(keys: dict[str, Any]) -> ObserverKind:
+def _read_observer(keys: JsonObject) -> ObserverKind:
     named = keys.get("observer")
     if named is None and "command" in keys:
         return ObserverKind.COMMAND

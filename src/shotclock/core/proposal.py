@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from .errors import Failure
 from .limits import LATEST_MS, MAX_MS, ProcessIdentity, WallTime
-from .value_types import as_dict, fields_of, replace, value
+from .value_types import JsonObject, as_dict, fields_of, replace, value
 from .visible_text import text_of
 
 JSON = Any  # a recursive alias would not help code that has to look inside
@@ -105,7 +105,7 @@ class ProposalRequest:
     @property
     def text(self) -> str:
         """Return the whole action as every surface shows it."""
-        action: dict[str, Any]
+        action: JsonObject
         if self.operation is not None:
             action = {"run" if self.dispatched else "the asker runs": self.operation}
             if self.arguments is not None:

@@ -11,7 +11,9 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from .value_types import JsonObject
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -26,7 +28,7 @@ if sys.version_info >= (3, 14):
     read_parameters = functools.partial(inspect.signature, annotation_format=Format.FORWARDREF)
 
 
-def read_hints(function: Callable[..., object]) -> dict[str, Any]:
+def read_hints(function: Callable[..., object]) -> JsonObject:
     """Return the annotations of a function. Raises TypeError if one cannot be resolved."""
     try:
         return typing.get_type_hints(function, include_extras=True)
@@ -34,7 +36,7 @@ def read_hints(function: Callable[..., object]) -> dict[str, Any]:
         raise TypeError(f"{function.__qualname__}: annotation cannot be resolved: {error}") from None
 
 
-def known_hints(function: Callable[..., object], *, include_extras: bool = False) -> dict[str, Any]:
+def known_hints(function: Callable[..., object], *, include_extras: bool = False) -> JsonObject:
     """Return the annotations of a function, none if one cannot be resolved."""
     try:
         return typing.get_type_hints(function, include_extras=include_extras)

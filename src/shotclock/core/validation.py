@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Annotated, Any, ClassVar, Literal, Self, dataclass_transform, get_args, get_origin
 
-from .value_types import value
+from .value_types import JsonObject, value
 
-Problem = dict[str, Any]
+Problem = JsonObject
 Problems = list[Problem]
-Schema = dict[str, Any]
-Definitions = dict[str, Any]
+Schema = JsonObject
+Definitions = JsonObject
 Loc = tuple[str | int, ...]
 
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
@@ -111,7 +111,7 @@ class Part:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self._values().items())})"
 
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> JsonObject:
         return {name: self.__dict__[name] for name in self.model_fields}
 
     @classmethod
@@ -135,7 +135,7 @@ class Part:
             raise ValidationError(cls.__name__, problems)
         return part  # type: ignore[no-any-return]
 
-    def model_dump(self, *, exclude_unset: bool = False) -> dict[str, Any]:
+    def model_dump(self, *, exclude_unset: bool = False) -> JsonObject:
         """Return the part as a file could contain it."""
         written = self.__dict__["_written"]
         return {
@@ -238,7 +238,7 @@ class _Choice(Shape):
         return _note(problems, "literal_error", loc, f"Input should be {expected}", value, expected=expected)
 
     def schema(self, definitions: Definitions) -> Schema:
-        words: dict[str, Any] = {"enum": list(self._choices)}
+        words: JsonObject = {"enum": list(self._choices)}
         return {**({"const": self._choices[0]} if len(self._choices) == 1 else words), "type": "string"}
 
 
@@ -407,7 +407,7 @@ class OneOf:
     parts: Mapping[str, type[Part]]
 
 
-read_hints: Callable[[type], dict[str, Any]] = partial(typing.get_type_hints, include_extras=True)
+read_hints: Callable[[type], JsonObject] = partial(typing.get_type_hints, include_extras=True)
 
 
 class _PartShape(Shape):
@@ -432,7 +432,7 @@ class _PartShape(Shape):
             return _note(problems, "model_type", loc, message, value)
         count = len(problems)
         read: set[str] = set()
-        values: dict[str, Any] = {}
+        values: JsonObject = {}
         for name, info in part.model_fields.items():
             key = next((key for key in info.keys if key in value), None)
             if key is None:
@@ -472,7 +472,7 @@ class _PartShape(Shape):
         for name, info in self.part.model_fields.items():
             default = () if info.default is MISSING else (_dump(info.default, False),)
             properties[info.keys[0]] = describe_key(self._fields[name], info.keys[0], definitions, *default)
-        schema: dict[str, Any] = {"additionalProperties": False, "properties": properties, "type": "object"}
+        schema: JsonObject = {"additionalProperties": False, "properties": properties, "type": "object"}
         if doc := self.part.__dict__.get("__doc__"):
             schema["description"] = doc.strip()
         required = [info.keys[0] for info in self.part.model_fields.values() if info.is_required()]
@@ -543,8 +543,8 @@ def plain_shape(hint: Any) -> Shape:
     raise TypeError(f"{hint!r} needs pydantic")
 
 
-def json_schema_of(part: type[Part]) -> dict[str, Any]:
+def json_schema_of(part: type[Part]) -> JsonObject:
     """Return the JSON Schema of a part, with the parts inside it in `$defs`."""
-    definitions: dict[str, Any] = {}
+    definitions: JsonObject = {}
     schema = _shape_of_part(part).own_schema(definitions)
     return {**schema, "$defs": dict(sorted(definitions.items()))}

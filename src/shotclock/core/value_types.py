@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, dataclass_transform, overload
 
 T = TypeVar("T")
+JsonObject = dict[str, Any]
 _ABSENT: Any = object()
 
 

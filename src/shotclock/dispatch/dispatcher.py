@@ -27,7 +27,7 @@ from ..core.envelope import Envelope, Problem, shorten, stop_problem, warning
 from ..core.errors import Ending, Failure
 from ..core.limits import Bound, Clocks, Deadline
 from ..core.overtime import ObserverKind
-from ..core.value_types import replace
+from ..core.value_types import JsonObject, replace
 from ..worker.context import CallListener
 from .invocation import Invocation, InvocationCheckpoint
 
@@ -462,7 +462,7 @@ class CommandListener(CallListener):
         completed = self._begun[:-1]
         skipped = list(self.skipped_steps)
         pending = [name for name in self._steps if name not in completed and name not in skipped]
-        shown: dict[str, Any] = dict(data) if isinstance(data, dict) else {} if data is None else {"result": data}
+        shown: JsonObject = dict(data) if isinstance(data, dict) else {} if data is None else {"result": data}
         shown |= {"completed_steps": completed, "pending_steps": pending, "skipped_steps": skipped}
         if self._begun:
             shown["failed_step"] = self._begun[-1]

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ..core.value_types import replace
+from ..core.value_types import JsonObject, replace
 from ..terminal.parser import Mistakes, Option
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class EngineRuns(Protocol):
     async def cancel(self, run_id: str) -> Envelope | None:
         """Stop a run, wait for its clean-up, and return its envelope; None if it has not ended in time."""
 
-    async def order(self, order: RunOrder) -> dict[str, Any]:
+    async def order(self, order: RunOrder) -> JsonObject:
         """Extend a run or a step, or wind it down. Return its calls afterwards."""
 
 
@@ -96,12 +96,10 @@ class EngineFront(Protocol):
     async def decide(
         self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation
     ) -> Proposal: ...
-    async def list_runs(
-        self, most: int
-    ) -> tuple[list[tuple[StoredRun, dict[str, StepRecord], list[dict[str, Any]]]], int]:
+    async def list_runs(self, most: int) -> tuple[list[tuple[StoredRun, dict[str, StepRecord], list[JsonObject]]], int]:
         """Return the runs with their steps and calls, and the number of runs that do not answer."""
 
-    async def order(self, order: RunOrder) -> dict[str, Any]: ...
+    async def order(self, order: RunOrder) -> JsonObject: ...
 
 
 class EngineModule(Protocol):
@@ -160,7 +158,7 @@ def _read_url(text: str) -> str:
     return text
 
 
-def _settle(values: dict[str, Any]) -> Mistakes:
+def _settle(values: JsonObject) -> Mistakes:
     """Replace --on and the options of the connection by one EngineAddress, and return their mistakes."""
     connection = {each.key: values.pop(each.key) for each in _CONNECTION}
     url: str | None = values["on"]

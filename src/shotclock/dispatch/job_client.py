@@ -22,7 +22,7 @@ from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime, format_duration
 from ..core.proposal import Proposal, ProposalStatus
 from ..core.trace import TRACESTATE_VARIABLE, TraceContext
-from ..core.value_types import replace
+from ..core.value_types import JsonObject, replace
 from ..people.inbox import Inbox
 from ..people.person_wait import outcome_of
 from ..store.home import ATTEMPT_MS, StoreError, create_private_file
@@ -409,7 +409,7 @@ def _status(job: Job) -> str:
     return "failed"
 
 
-def lost_envelope(job: Job) -> dict[str, Any]:
+def lost_envelope(job: Job) -> JsonObject:
     context: dict[str, object] = {
         "job_id": job.id,
         "attempt": job.attempt,

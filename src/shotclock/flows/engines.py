@@ -13,7 +13,7 @@ from ..calls.control_channel import RunOrder
 from ..core.envelope import Envelope
 from ..core.errors import Failure
 from ..core.limits import WallTime
-from ..core.value_types import replace, value
+from ..core.value_types import JsonObject, replace, value
 from ..dispatch.engines import EngineAddress, EngineRuns, engine_at
 from ..store.runs import StepRecord, StoredRun
 from ..store.store import Store
@@ -24,7 +24,7 @@ from .report.report import Report, report_of
 from .run import runs as local
 from .run.artifacts import find_artifacts
 from .run.runs import RunCaller, RunRequest, read_envelope
-from .run.state import JsonObject, Status, commands_for, count_steps, find_rerun_command
+from .run.state import Status, commands_for, count_steps, find_rerun_command
 from .run.step_log import read_printed_ends
 
 RUNS_SEARCHED = 200

@@ -19,6 +19,7 @@ import httpx2
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ..core.lazy_names import import_lazily
+from ..core.value_types import JsonObject
 
 # Before any part of the SDK: its servers are a quarter of its import.
 import_lazily("mcp")
@@ -147,11 +148,11 @@ class Conversation:
         self,
         session: ClientSession,
         tool: str,
-        arguments: dict[str, Any],
+        arguments: JsonObject,
         remaining_ms: int | None,
         trace: TraceContext,
     ) -> types.CallToolResult:
-        meta: dict[str, Any] = {**trace.as_headers()}
+        meta: JsonObject = {**trace.as_headers()}
         if remaining_ms is not None:
             meta[REMAINING] = remaining_ms
         return await session.call_tool(
@@ -245,7 +246,7 @@ class Conversation:
         return Problem(lost, f"talking with the MCP server failed: {text[:500]}")
 
     @staticmethod
-    def content_of(result: types.CallToolResult) -> list[dict[str, Any]]:
+    def content_of(result: types.CallToolResult) -> list[JsonObject]:
         return [block.model_dump(mode="json", by_alias=True, exclude_none=True) for block in result.content]
 
     @staticmethod

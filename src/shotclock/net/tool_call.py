@@ -25,7 +25,7 @@ from ..core.envelope import ENVELOPE_KEY, Envelope, Problem, restore_data
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.json_values import as_plain, warn_of_kept
 from ..core.limits import NS_PER_MS, ClockKind, Fired, in_seconds, reserve_ms_for
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from ..supervise.clock import monotonic_ns
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _DETAILS = {"code": str, "message": str, "retryable": bool, "suggestion": str, "
 @value
 class ToolRequest:
     tool: str
-    arguments: dict[str, Any]
+    arguments: JsonObject
     argv: list[str]  # the command of the server; empty where it is reached by URL
     env: Mapping[str, str]  # beside those of `base_env`
     base_env: Mapping[str, str]
@@ -310,7 +310,7 @@ class _ToolCall(Work):
             return outcome
         if report.unstartable is not None:
             return Outcome(Ending.NOT_STARTED, judged.problem)
-        process: dict[str, Any] = judged.data if isinstance(judged.data, dict) else {}
+        process: JsonObject = judged.data if isinstance(judged.data, dict) else {}
         data = outcome.data if isinstance(outcome.data, dict) else {}
         # Whole: a workflow removes secrets and then cuts it; half a secret would not be recognized.
         outcome.data = {**data, "stderr": str(process.get("stderr", ""))}

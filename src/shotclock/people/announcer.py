@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import Any
 
 from ..core.errors import Failure
 from ..core.proposal import Proposal
+from ..core.value_types import JsonObject
 from ..core.visible_text import Redaction, one_line
 from ..store.store import Store
 from ..supervise.clock import wall_time
@@ -74,7 +74,7 @@ class Announcer:
             self._store.proposals.note(proposal_id, "not-notified", {"reasons": reasons}, wall_time(), NOTIFIER)
 
 
-def describe(proposal: Proposal, users: UserFile) -> dict[str, Any]:
+def describe(proposal: Proposal, users: UserFile) -> JsonObject:
     """Return the message about a proposal: its title and where to decide, nothing of its content."""
     asks = one_line(f"{proposal.asked_by} asks: {proposal.ask.title}", 300)
     link, command = users.link_to(proposal.id), f"shotclock inbox show {proposal.id}"

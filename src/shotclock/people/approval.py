@@ -40,7 +40,7 @@ from ..core.proposal import (
     canonical,
     digest,
 )
-from ..core.value_types import replace
+from ..core.value_types import JsonObject, replace
 from ..core.visible_text import HIDDEN
 from ..supervise.clock import monotonic_ns
 from .inbox import EDITED, HIDDEN_VALUES, Inbox, hide_secrets, restore_hidden
@@ -206,7 +206,7 @@ class Approvals:
         if request.resume_from is not None:
             surroundings["resume from"] = request.resume_from
         runs_as, unsteady, shown = conversions.runs_as, conversions.unsteady, call.arguments
-        converted: dict[str, Any] = {"runs as": runs_as} if runs_as else {}
+        converted: JsonObject = {"runs as": runs_as} if runs_as else {}
         converted |= {"runs as something else every time": unsteady} if unsteady else {}
         if (step := self._step_of(request)) is not None:
             inbox, redact = self._inbox(), step.redact
@@ -269,10 +269,10 @@ class Approvals:
             dispatched=True,
         )
 
-    def _surroundings(self) -> dict[str, Any]:
+    def _surroundings(self) -> JsonObject:
         """Return the directory and the program of every call."""
         try:
-            found: dict[str, Any] = {"directory": os.getcwd()}
+            found: JsonObject = {"directory": os.getcwd()}
         except OSError:  # it was removed under us
             found = {"directory": None}
         found |= NOT_BOUND
@@ -351,7 +351,7 @@ def digest_of_file(path: str) -> str:
         return f"unreadable: {getattr(error, 'strerror', None) or error}"
 
 
-async def ask_person(inbox_of: Callable[[], Inbox], call: Call, summary: dict[str, Any]) -> OvertimeDecision:
+async def ask_person(inbox_of: Callable[[], Inbox], call: Call, summary: JsonObject) -> OvertimeDecision:
     """Ask in the inbox whether a call may have overtime, and return the decision.
 
     It is an ordinary question, with the possible extensions as its choices.
@@ -383,14 +383,14 @@ async def ask_person(inbox_of: Callable[[], Inbox], call: Call, summary: dict[st
     return OvertimeDecision(granted_ms, f"{decision.notes} ({by_name})" if decision.notes else f"decided by {by_name}")
 
 
-def _choices(summary: dict[str, Any], share_ms: int) -> dict[str, int]:
+def _choices(summary: JsonObject, share_ms: int) -> dict[str, int]:
     """Return the possible answers: the requested time, one share, all that is left, or nothing."""
     most_ms = int(summary["most_ms"])
     amounts = sorted({min(most_ms, ms) for ms in (summary.get("asked_ms") or share_ms, share_ms, most_ms)})
     return {f"{format_duration(ms)} more": ms for ms in amounts if ms > 0} | {DECLINE: 0}
 
 
-def _describe(summary: dict[str, Any]) -> str:
+def _describe(summary: JsonObject) -> str:
     lines = [f"It has run for {format_duration(summary['elapsed_ms'])}."]
     if summary["remaining_ms"] is not None:
         lines[0] += f" It is stopped in {format_duration(summary['remaining_ms'])} at the latest."

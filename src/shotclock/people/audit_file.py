@@ -15,13 +15,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from ..core.errors import Failure
 from ..core.json_values import to_json
 from ..core.limits import WallTime
 from ..core.proposal import Proposal, ProposalStatus, canonical, digest
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from ..store.audit import NOTHING_BEFORE, Entry, Head
 from ..store.home import StoreUnusable, create_private_file, sync_directory
 from ..store.proposals import StoredProposal
@@ -275,7 +274,7 @@ class _ProposalHistory:
         self.used = False
         self.is_forgotten = False
         """Whether the proposal was deleted by its age."""
-        self.details: dict[str, Any] = {}
+        self.details: JsonObject = {}
         """Details as they were last recorded. `row` is the digest of the row after its last change."""
 
     def apply(self, entry: Entry, problems: list[AuditProblem]) -> None:

@@ -48,7 +48,7 @@ from ..calls.principal import ANONYMOUS, Principal, Role
 from ..core.envelope import Envelope
 from ..core.errors import Ending, Failure, error_entry
 from ..core.limits import Clocks, WallTime
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from ..store.home import load_private_key, make_private_directory
 from ..store.store import Store
 from ..supervise.clock import TokenBucket, monotonic_ns, wall_time
@@ -485,7 +485,7 @@ def _text(plain: object) -> bytes:
     return json.dumps(plain, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
-async def read_body(request: Request) -> dict[str, Any]:
+async def read_body(request: Request) -> JsonObject:
     """Return the JSON object in the body. A page of another site cannot send its type (CORS)."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:

@@ -35,7 +35,7 @@ from ..core.proposal import (
     Runner,
     Summary,
 )
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from ..core.visible_text import HIDDEN, looks_secret
 from ..store.audit import Entry
 from ..store.home import load_private_key, make_private_directory
@@ -463,7 +463,7 @@ EDITED = "a text with a hidden value can be left as it is, or replaced, but not 
 async def hide_secrets(inbox: Inbox, redact: Callable[[str], str], value: Any, place: str, hidden: list[str]) -> Any:
     """Return a value without its secrets. Each text that had one is added to `hidden`, by a digest of all of it."""
     if isinstance(value, Mapping):
-        shown: dict[str, Any] = {}
+        shown: JsonObject = {}
         for name, each in value.items():
             label = await hide_secrets(inbox, redact, str(name), f"a name in {place}", hidden)
             if label in shown:  # two that differ in their hidden parts

@@ -14,7 +14,6 @@ import json
 import os
 import re
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpcore2
@@ -26,6 +25,7 @@ from starlette.routing import Route
 
 from ..calls.principal import Principal, Role
 from ..core.errors import Failure
+from ..core.value_types import JsonObject
 from ..net.http import Names, Transport
 from ..supervise.clock import monotonic_ns
 from .authorisation import METADATA_PATH, Authorisation, is_on_loopback, url_problem
@@ -214,7 +214,7 @@ class NotThere(ValueError):
     """There is no document at a URL."""
 
 
-async def _get(client: httpx2.AsyncClient, url: str) -> dict[str, Any]:
+async def _get(client: httpx2.AsyncClient, url: str) -> JsonObject:
     """Fetch a JSON object. Raises NotThere, ValueError and errors of HTTP. Redirects are not followed."""
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     async with client.stream("GET", url, headers=headers) as response:
@@ -235,7 +235,7 @@ async def _get(client: httpx2.AsyncClient, url: str) -> dict[str, Any]:
     return document
 
 
-def read_keys(document: dict[str, Any]) -> Keys:
+def read_keys(document: JsonObject) -> Keys:
     """Return the keys that verify signatures, without the ones that cannot be used here. Raises ValueError."""
     entries = document.get("keys")
     if not isinstance(entries, list):
@@ -262,7 +262,7 @@ def _choose(keys: Keys, id: str | None, algorithm: str) -> jwt.PyJWK | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _read_header(token: str) -> dict[str, Any]:
+def _read_header(token: str) -> JsonObject:
     """Return the header of a JWT that may be valid. Raises Failure."""
     if len(token) > LONGEST_TOKEN:
         raise _invalid(f"it is longer than {LONGEST_TOKEN} characters")

@@ -28,7 +28,7 @@ from ..core.proposal import (
     ProposedFile,
     Summary,
 )
-from ..core.value_types import fields_of, replace
+from ..core.value_types import JsonObject, fields_of, replace
 from ..core.visible_text import visible
 from .person_wait import LastUse, run_of
 from .proposal_checks import FILE_LIMIT
@@ -44,7 +44,7 @@ _FILE = frozenset(fields_of(ProposedFile)) - _OWN
 # --- in -----------------------------------------------------------------------------------------------------------
 
 
-def parse_object(content: bytes) -> dict[str, Any]:
+def parse_object(content: bytes) -> JsonObject:
     """Parse a body. Raises Failure unless it is a JSON object."""
     try:
         body = json.loads(content, parse_constant=_refuse_constant)
@@ -65,7 +65,7 @@ def read_number(value: object, field: str, least: int, most: int) -> int:
     return value
 
 
-def read_request(body: dict[str, Any]) -> ProposalRequest:
+def read_request(body: JsonObject) -> ProposalRequest:
     """Read a proposal. Its kind may be left out if it follows from the other fields. The inbox checks the values.
 
     Raises Failure that names every unknown field and every part that is not an object.
@@ -115,7 +115,7 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value or ()) if isinstance(value, list | None) else value
 
 
-def read_decision(body: dict[str, Any]) -> Decision:
+def read_decision(body: JsonObject) -> Decision:
     """Read a decision. Raises Failure that names every problem of its fields; the inbox checks the values."""
     problems = _unknown_fields(body, _DECISION)
     status = str(body.get("status"))
@@ -132,7 +132,7 @@ def read_decision(body: dict[str, Any]) -> Decision:
     return Decision(**{**values, "status": ProposalStatus(status)})
 
 
-def parse_exact_arguments(text: object) -> dict[str, Any]:
+def parse_exact_arguments(text: object) -> JsonObject:
     """Parse edited arguments. Raises ValueError with the reason."""
     if not isinstance(text, str):
         raise ValueError("must be text")
@@ -145,7 +145,7 @@ def parse_exact_arguments(text: object) -> dict[str, Any]:
     return parsed
 
 
-def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> JsonObject:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("it has a name twice")
@@ -220,7 +220,7 @@ def read_text_file(path: str) -> str | None:
         raise Failure("FILE_UNREADABLE", f"{path} is not text in UTF-8") from None
 
 
-def summary(proposal: Summary, principal: Principal, last_use: LastUse | None = None) -> dict[str, Any]:
+def summary(proposal: Summary, principal: Principal, last_use: LastUse | None = None) -> JsonObject:
     """Return the fields that a list shows of a proposal to this principal."""
     plain = {name: each for name, each in to_json(proposal).items() if name not in ("deciders", "runner", "outcome")}
     for name in ("created_at", "expires_at", "decided_at", "used_at"):
@@ -247,7 +247,7 @@ def summary(proposal: Summary, principal: Principal, last_use: LastUse | None = 
 
 def whole(
     proposal: Proposal, principal: Principal, compared: Compared | None = None, last_use: LastUse | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return all fields of a proposal for this principal."""
     ask, decision = proposal.ask, proposal.decision
     about = summary(proposal.summary, principal, last_use)
@@ -304,7 +304,7 @@ def arguments_text(arguments: Mapping[str, Any] | None) -> str | None:
     return None if arguments is None else _json(dict(arguments))
 
 
-def form(ask: ProposalRequest, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+def form(ask: ProposalRequest, arguments: Mapping[str, Any]) -> list[JsonObject]:
     """Return the fields of a form for arguments. Every value in it is JSON as text."""
     schema = ask.input_schema or {}
     properties, required = schema.get("properties"), schema.get("required")
@@ -342,7 +342,7 @@ def _plain(value: object) -> str:
     return value if isinstance(value, str) else _json(value)
 
 
-def _mark_all(texts: Mapping[str, Any]) -> dict[str, Any]:
+def _mark_all(texts: Mapping[str, Any]) -> JsonObject:
     return {
         name: [visible(each) for each in text] if isinstance(text, list) else None if text is None else visible(text)
         for name, text in texts.items()

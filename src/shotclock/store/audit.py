@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..core.errors import Failure
 from ..core.limits import WallTime
 from ..core.proposal import canonical, digest
-from ..core.value_types import as_dict, replace, value
+from ..core.value_types import JsonObject, as_dict, replace, value
 from ._database import Table, Transaction, json_text
 from ._rows import Codec, RowMapper
 
@@ -30,11 +30,11 @@ class Entry:
     action: str
     proposal: str | None
     by: str
-    details: dict[str, Any]
+    details: JsonObject
     previous: str
     hash: str
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> JsonObject:
         fields = {name: each for name, each in as_dict(self).items() if name != "hash"}
         return {**fields, "at": self.at.iso()}
 
@@ -42,7 +42,7 @@ class Entry:
         return canonical({**self.content(), "hash": self.hash}) + "\n"
 
 
-def _decode_details(column: str) -> dict[str, Any]:
+def _decode_details(column: str) -> JsonObject:
     """Return the details. Invalid ones are returned as text, so that the trail can be verified further."""
     try:
         details = json.loads(column)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.limits import ProcessIdentity, WallTime
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from ._database import CLOCK_SLACK_MS, Table, Transaction, check_count, decode_process, json_text
 from ._rows import RowMapper
 
@@ -43,7 +43,7 @@ class Interrupted:
 
 @value
 class Finished:
-    envelope: dict[str, Any]
+    envelope: JsonObject
     finished_at: WallTime
 
 
@@ -62,7 +62,7 @@ class Reply:
     holder: ProcessIdentity
     began_at: WallTime
     ended_at: WallTime | None = None
-    envelope: dict[str, Any] | None = None
+    envelope: JsonObject | None = None
 
 
 _REPLIES = RowMapper(Reply, "replies")

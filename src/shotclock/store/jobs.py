@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..core.limits import ProcessIdentity, WallTime
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from ._database import Table, Transaction, check_count, json_text
 from ._rows import RowMapper, insert_row
 
@@ -64,7 +64,7 @@ class Job:
     heartbeat_at: WallTime | None = None  # the last sign of life of this attempt
     cancel_requested_at: WallTime | None = None
     ended_at: WallTime | None = None
-    envelope: dict[str, Any] | None = None
+    envelope: JsonObject | None = None
     delivered_at: WallTime | None = None
     used_ms: int = 0  # how long its attempts have worked, by their own clocks, until the last sign of life
 
@@ -73,7 +73,7 @@ class Job:
         return self.ended_at is None
 
     @property
-    def open_questions(self) -> dict[str, Any]:
+    def open_questions(self) -> JsonObject:
         """The requests to an MCP client that have no answer yet, by their keys."""
         questions = self.spec.get("questions", {})
         return {key: each["request"] for key, each in questions.items() if "answer" not in each}
@@ -180,7 +180,7 @@ class Jobs(Table):
     def answer(self, id: str, answers: Mapping[str, Any]) -> bool:
         """Store answers to open questions; the first to each counts. Return whether the job is still active."""
 
-        def add(questions: Mapping[str, Any]) -> dict[str, Any]:
+        def add(questions: Mapping[str, Any]) -> JsonObject:
             return {
                 key: {**each, "answer": answers[key]} if key in answers and "answer" not in each else each
                 for key, each in questions.items()

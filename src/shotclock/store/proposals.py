@@ -36,7 +36,7 @@ from ..core.proposal import (
     apply_withdrawal,
     digest,
 )
-from ..core.value_types import replace, value
+from ..core.value_types import JsonObject, replace, value
 from ._database import CLOCK_SLACK_MS, Database, Table, Transaction, check_count, decode_text, json_text
 from ._rows import RowMapper, insert_row, update_row
 from .audit import Entry, append, digest_of_row, entries_of, next_seq
@@ -175,7 +175,7 @@ class Proposals(Table):
                     with suppress(Failure):  # rejected
                         self.record_outcome(id, too_late, unused=True)
 
-    def note(self, id: str, action: str, details: dict[str, Any], now: WallTime, by: str) -> Proposal:
+    def note(self, id: str, action: str, details: JsonObject, now: WallTime, by: str) -> Proposal:
         return self._change(id, now, lambda proposal: proposal, action, details, by)
 
     def _change(
@@ -184,7 +184,7 @@ class Proposals(Table):
         now: WallTime,
         step: Callable[[Proposal], Proposal],
         action: str,
-        details: dict[str, Any] | Callable[[Proposal], dict[str, Any]],
+        details: JsonObject | Callable[[Proposal], JsonObject],
         by: str | None = None,
     ) -> Proposal:
         """Change a proposal by `step`, which may raise Failure, and append an entry with these details."""
@@ -234,7 +234,7 @@ class Proposals(Table):
                 more = AT_ONCE in (len(due), len(to_remind))
         return True
 
-    def export(self, id: str) -> dict[str, Any] | None:
+    def export(self, id: str) -> JsonObject | None:
         """Return a proposal without its history as plain JSON, for another store."""
         proposal = self.get(id)
         return None if proposal is None else export_proposal(proposal)
@@ -357,11 +357,11 @@ class Proposals(Table):
         return self._read(_SUMMARIES.list, f"{where}ORDER BY seq DESC LIMIT ?", values)
 
 
-def _new_end(changed: Proposal) -> dict[str, Any]:
+def _new_end(changed: Proposal) -> JsonObject:
     return {"expires_at": changed.expires_at.iso()}
 
 
-def export_proposal(proposal: Proposal) -> dict[str, Any]:
+def export_proposal(proposal: Proposal) -> JsonObject:
     return dict(_PROPOSALS.write(proposal, without=("seq",)))
 
 
@@ -459,7 +459,7 @@ def _attach_or_create(
     return made
 
 
-def _append(transaction: Transaction, now: WallTime, action: str, id: str, by: str, details: dict[str, Any]) -> None:
+def _append(transaction: Transaction, now: WallTime, action: str, id: str, by: str, details: JsonObject) -> None:
     """Append the entry of a change that is in its row already, number included."""
     append(transaction, now, action, id, by, {**details, "row": _row_digest(transaction, id)})
 

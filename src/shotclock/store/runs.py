@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.limits import ProcessIdentity, WallTime
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from ._database import (
     VERSION,
     Database,
@@ -51,12 +51,12 @@ class StoredRun:
     created_at: WallTime
     deadline_at: WallTime | None = None
     ended_at: WallTime | None = None
-    envelope: dict[str, Any] | None = None
+    envelope: JsonObject | None = None
     parked_at: WallTime | None = None  # since when it waits for a person without a process
-    concurrency: dict[str, Any] | None = None  # its group, and how long it waited for that
+    concurrency: JsonObject | None = None  # its group, and how long it waited for that
     owes_notice: bool = False  # whether its end is yet to be sent to those whom its `notify` names
     rerun_of: str | None = None  # the ended run that it continues
-    rerun: dict[str, Any] | None = None  # what it kept of that run, and what runs again
+    rerun: JsonObject | None = None  # what it kept of that run, and what runs again
     began_on: str = ""
     """The boot and the monotonic nanoseconds at which it began, which no change of the wall clock moves."""
 
@@ -263,7 +263,7 @@ class Runs(Table):
             found = next(rows, None)
             return None if found is None else _get(transaction, decode_text(found[0]))
 
-    def files_inside(self, run_id: str, step_id: str) -> dict[str, Any]:
+    def files_inside(self, run_id: str, step_id: str) -> JsonObject:
         """Return the workflows of the runs that a step has begun, by their files."""
         with self._database.read() as transaction:
             rows = _select_inside(transaction, "id, file, workflow", run_id, step_id, "ended_at IS NOT NULL")
@@ -431,7 +431,7 @@ def _leave_out_outputs(transaction: Transaction, id: str, envelope: Mapping[str,
     return {**envelope, "data": {**envelope["data"], "steps": steps}} if steps else envelope
 
 
-def _steps_of(envelope: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+def _steps_of(envelope: Mapping[str, Any] | None) -> dict[str, JsonObject]:
     data = (envelope or {}).get("data")
     steps = data.get("steps") if isinstance(data, dict) else None
     return steps if isinstance(steps, dict) else {}

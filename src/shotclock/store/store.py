@@ -17,13 +17,12 @@ import shutil
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from ..core.envelope import refusal
 from ..core.errors import Failure
 from ..core.limits import DurationError, ProcessIdentity, WallTime, parse_duration_ms
-from ..core.value_types import as_dict, replace, value
+from ..core.value_types import JsonObject, as_dict, replace, value
 from ._database import Database, Transaction, decode_process, open_alone
 from ._schema import SCHEMA
 from .audit import Audit, Tokens
@@ -144,7 +143,7 @@ class Pruned:
     """Folders with the artifacts of deleted runs, and of the oldest of those that have too many."""
     is_all: bool = True
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> JsonObject:
         return {name: value for name, value in as_dict(self).items() if name != "is_all"}
 
 

@@ -38,14 +38,14 @@ from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import NS_PER_MS, ClockKind, Clocks, Fired, ProcessIdentity, WallTime
 from ..core.proposal import Confirmation, Decision, Proposal, apply_decision
 from ..core.trace import TraceContext
-from ..core.value_types import replace
+from ..core.value_types import JsonObject, replace
 from ..flows.check.lint import identity
 from ..flows.engines import RunSummary
 from ..flows.file.schema import WorkflowFile, check_inputs
 from ..flows.report.report import Report, judge_code, report_of
 from ..flows.run.notices import warn_of_temporal
 from ..flows.run.runs import RunCaller, RunRequest, read_envelope, run_exists
-from ..flows.run.state import JsonObject, Status, StepState, commands_for, count_steps, park_outcome
+from ..flows.run.state import Status, StepState, commands_for, count_steps, park_outcome
 from ..flows.steps.provider import STEP_TYPES
 from ..people.proposal_checks import check_decision
 from ..store.proposals import export_proposal, read_exported

@@ -20,10 +20,11 @@ from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSear
 
 from ..core.limits import LATEST_MS, WallTime
 from ..core.proposal import Proposal
+from ..core.value_types import JsonObject
 from ..flows.check.plan import items_come_from
 from ..flows.file.schema import WorkflowFile, texts_in
 from ..flows.file.templates import mentions, uses_mapping
-from ..flows.run.state import JsonObject, StepState
+from ..flows.run.state import StepState
 from ..flows.steps.provider import ForeignProposal, StepPart
 from ..store.proposals import read_exported
 from ..store.store import Store

@@ -36,9 +36,10 @@ from temporalio.converter import (
 )
 
 from ..core.errors import Failure
+from ..core.value_types import JsonObject
 from ..core.visible_text import Redaction
 from ..flows.file.schema import WorkflowFile, ai_steps
-from ..flows.run.state import HIDES, JsonObject, record_workflow
+from ..flows.run.state import HIDES, record_workflow
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

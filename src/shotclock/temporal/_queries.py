@@ -12,8 +12,9 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.envelope import Envelope, warning
 from ..core.errors import Failure
+from ..core.value_types import JsonObject
 from ..flows.run.runs import RunCaller
-from ..flows.run.state import JsonObject, StepState
+from ..flows.run.state import StepState
 from ._payloads import KEY_VARIABLE, PAYLOADS_VARIABLE, UnreadablePayload
 
 RPC_LIMIT = timedelta(seconds=10)

@@ -49,7 +49,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from ..core.overtime import Overtime, OvertimeRequest
     from ..core.trace import TraceContext
-    from ..core.value_types import fields_of, record, replace
+    from ..core.value_types import JsonObject, fields_of, record, replace
     from ..flows.check.plan import (
         clean_up_steps,
         finally_reserve,
@@ -64,7 +64,6 @@ with workflow.unsafe.imports_passed_through():
     from ..flows.run.scheduler import RunLimits, Scheduler
     from ..flows.run.state import (
         CANCEL,
-        JsonObject,
         Status,
         StepError,
         StepState,

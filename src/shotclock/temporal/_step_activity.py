@@ -34,7 +34,7 @@ from ..core.errors import Failure, SideEffects
 from ..core.limits import NS_PER_MS, Bound, ClockKind, Clocks, Deadline, Fired, WallTime, move_bell
 from ..core.overtime import OvertimeRequest
 from ..core.trace import TraceContext
-from ..core.value_types import replace, value
+from ..core.value_types import JsonObject, replace, value
 from ..core.visible_text import looks_secret
 from ..flows.check.lint import identity, inner_workflow
 from ..flows.check.plan import FinallyReserve, run_timeout_ms
@@ -42,7 +42,7 @@ from ..flows.file.schema import WorkflowFile, check_inputs
 from ..flows.run.run_context import Deadlines, ParallelSlots, PersonWait, RunContext, SharedParts
 from ..flows.run.run_news import describe_news, move_steps
 from ..flows.run.runs import name_nested_run, read_envelope, render_outputs
-from ..flows.run.state import JsonObject, OutputsView, StepState, StepsView, redaction_for
+from ..flows.run.state import OutputsView, StepState, StepsView, redaction_for
 from ..flows.run.step_attempt import trace_steps
 from ..flows.run.step_executor import StepExecutor
 from ..flows.run.step_log import OnStepOutput, RunLogs

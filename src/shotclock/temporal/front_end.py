@@ -19,8 +19,8 @@ from ..calls.control_channel import RunOrder
 from ..calls.principal import Principal
 from ..core.errors import Failure
 from ..core.proposal import Confirmation, Decision, Proposal, ProposalStatus
-from ..core.value_types import value
-from ..flows.run.state import JsonObject, Status
+from ..core.value_types import JsonObject, value
+from ..flows.run.state import Status
 from ..people.audit_file import AuditFile
 from ..store.proposals import export_proposal
 from ..store.runs import StepRecord, StoredRun

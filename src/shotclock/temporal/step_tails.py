@@ -18,8 +18,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from ..core.errors import Failure
-from ..core.value_types import entity, field
-from ..flows.run.state import JsonObject
+from ..core.value_types import JsonObject, entity, field
 from ..flows.run.step_log import KeptLog, LogLine, read_records
 from ._engine import TemporalEngine
 from ._messages import STEP_ACTIVITY

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 from ..core.envelope import EX_IOERR, Envelope, Problem
 from ..core.errors import Ending, Failure, error_entry
 from ..core.limits import NS_PER_MS, format_duration
+from ..core.value_types import JsonObject
 from ..supervise.clock import monotonic_ns, pause
 from ..supervise.command_task import PIPE_ROOM
 from ..supervise.kill import STOP_SIGNALS
@@ -172,7 +173,7 @@ def _mistakes_of_file(envelope: Envelope) -> str:
     return text + (f"\n  and {more} more: `shotclock check` shows them all" if more > 0 else "")
 
 
-def describe_page(data: dict[str, Any], name: str = "html") -> str:
+def describe_page(data: JsonObject, name: str = "html") -> str:
     if name == "html" and "opened" in data:
         return f"{'opened' if data['opened'] else 'the page, for a browser:'} {data['html']}"
     return f"written to {data[name]}"

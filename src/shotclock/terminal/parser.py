@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.limits import parse_duration_ms
-from ..core.value_types import field, record, replace, value
+from ..core.value_types import JsonObject, field, record, replace, value
 
 Mistakes = list[dict[str, str]]
 
@@ -45,7 +45,7 @@ class Option:
     key: str = ""
     implied: Any = None  # its value where it is typed without one
     is_outer: bool = False  # goes before the command; behind it, another option has this name
-    settle: Callable[[dict[str, Any]], Mistakes] | None = None  # joins the values of several options into one
+    settle: Callable[[JsonObject], Mistakes] | None = None  # joins the values of several options into one
 
     @classmethod
     def taking(cls, name: str, metavar: str, help: str = "", **more: Any) -> Option:
@@ -239,7 +239,7 @@ class ParsedLine:
     command: Subcommand | None = None
     words: list[str] = field(default_factory=list)
     before: int = 0  # the number of words that were typed before the command
-    typed: dict[str, Any] = field(default_factory=dict)  # the values that were typed, by the keys of the options
+    typed: JsonObject = field(default_factory=dict)  # the values that were typed, by the keys of the options
     mistakes: Mistakes = field(default_factory=list)
     wants: str = ""
     format: str | None = None  # text or json, where it was asked for
@@ -248,7 +248,7 @@ class ParsedLine:
     """The names probably meant by unknown options; they are not reported as missing."""
 
     @property
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         options = self.command.own if self.command is not None else ()
         return {**{each.key: each.read_default() for each in options}, **self.typed}
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..core.limits import NS_PER_MS, format_duration
+from ..core.value_types import JsonObject
 from ..core.visible_text import one_line
 from ..supervise.clock import monotonic_ns
 from .drawing import draw, styled, table
@@ -42,7 +43,7 @@ def show_item(item: object) -> None:
     write_quietly(sys.stdout, f"{text}\n")
 
 
-def _draw_table(rows: list[dict[str, Any]], console: Console) -> None:
+def _draw_table(rows: list[JsonObject], console: Console) -> None:
     """Draw a column for each key. A terminal cuts the widest ones, a file has room for all of them."""
     if not console.is_terminal:
         console.width = WIDEST_TABLE

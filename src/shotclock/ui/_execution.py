@@ -26,12 +26,12 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from ..core.envelope import describe_exception
 from ..core.errors import Failure
 from ..core.limits import NS_PER_MS, ClockKind, Deadline, Fired
-from ..core.value_types import record, value
+from ..core.value_types import JsonObject, record, value
 from ..supervise.clock import monotonic_ns
 from ..worker.context import Context
 from . import _android as android
@@ -78,7 +78,7 @@ class ExecutionRun:
     on_event: Callable[[Event], None]  # Called when a step begins and when it ends. Does not wait.
     within_ms: int | None = None  # the rest of the caller's time
 
-    async def run(self) -> dict[str, Any]:
+    async def run(self) -> JsonObject:
         """Run the actions and return the result. Raises CancelledError only."""
         execution = self.execution
         started_ns = monotonic_ns()
@@ -90,8 +90,8 @@ class ExecutionRun:
         if before is None:
             with contextlib.suppress(Failure, TimeoutError):
                 before = await _guarded(self.device.look(LOOK_MS), LOOK_MS)
-        steps: list[dict[str, Any]] = []
-        failures: list[dict[str, Any]] = []
+        steps: list[JsonObject] = []
+        failures: list[JsonObject] = []
         page: dict[str, object] | None = None
         index, in_a_row = -1, 0
         for index, action in enumerate(execution.actions):
@@ -143,9 +143,9 @@ class ExecutionRun:
             return StepBudget(wanted_ms, f"action {action.id}", wanted_ms, now_ns)
         return StepBudget(left_ms, self._owner, self._limit_ms, started_ns)
 
-    async def _step(self, action: Action, budget: StepBudget) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        error: dict[str, Any] | None = None
-        data: dict[str, Any] = {}
+    async def _step(self, action: Action, budget: StepBudget) -> tuple[JsonObject, JsonObject | None]:
+        error: JsonObject | None = None
+        data: JsonObject = {}
         try:
             if isinstance(action.params, payload.Sleep):
                 data = await _sleep(action.params.duration_ms, budget)
@@ -194,15 +194,15 @@ class ExecutionRun:
 
     def _result(
         self,
-        steps: list[dict[str, Any]],
-        failures: list[dict[str, Any]],
+        steps: list[JsonObject],
+        failures: list[JsonObject],
         index: int,
         page: dict[str, object],
         started_ns: int,
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         execution = self.execution
         completed = sum(step["success"] for step in steps)
-        error: dict[str, Any] | None = None
+        error: JsonObject | None = None
         status = "success"
         if failures:
             error, status = failures[0], "failed"
@@ -219,8 +219,8 @@ class ExecutionRun:
 
 
 def describe_result(
-    execution: Execution, status: str, steps: list[dict[str, Any]], index: int, page: dict[str, object]
-) -> dict[str, Any]:
+    execution: Execution, status: str, steps: list[JsonObject], index: int, page: dict[str, object]
+) -> JsonObject:
     """Return the data of a result. `index` is that of the last action that began, or -1."""
     action_id = execution.actions[index].id if index >= 0 else None
     completed = sum(bool(step["success"]) for step in steps)
@@ -408,7 +408,7 @@ async def open_session(device: str, is_fresh: bool, ctx: Context) -> dict[str, o
     return {"device": device, "where": None if place is None else place.where}
 
 
-async def run_execution(device: str, execution: dict[str, Any], within_ms: int | None, ctx: Context) -> dict[str, Any]:
+async def run_execution(device: str, execution: JsonObject, within_ms: int | None, ctx: Context) -> JsonObject:
     """Run an execution on the device and return its result. Each event is a line of text to the daemon."""
     _services.ctx = ctx
     if device not in _devices:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Any, TypeVar
 
 from ..core.errors import Failure
+from ..core.value_types import JsonObject
 from ..core.visible_text import one_line
 from ..supervise.clock import monotonic_ns
 from .device import Countdown, Place
@@ -72,7 +73,7 @@ class Tabs:
         self.keeps_dialogs: bool = True  # False while an action looks or waits, which a dialog would block
         self._met = asyncio.Event()  # a dialog was left open
         self._arrived = asyncio.Event()  # no tab is coming any more
-        self._notes: dict[str, list[dict[str, Any]]] = {}
+        self._notes: dict[str, list[JsonObject]] = {}
         self._opened: list[Tab] = []
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -89,7 +90,7 @@ class Tabs:
         self._coming.clear()
         self._context.on("page", lambda page: self.later(self.adopt(page)))
 
-    def _handle_target(self, event: str, info: dict[str, Any]) -> None:
+    def _handle_target(self, event: str, info: JsonObject) -> None:
         if info["type"] != "page":
             return
         target, known = info["targetId"], {tab.target_id for tab in self._tabs}
@@ -134,17 +135,17 @@ class Tabs:
         self._arrive(tab.target_id)
         self._targets.setdefault(tab.target_id, target["url"])
 
-        def note_document(event: dict[str, Any]) -> None:
+        def note_document(event: JsonObject) -> None:
             frame = event["frame"]
             if not frame.get("parentId"):
                 tab.document = f"page {id(page)} document {frame['loaderId']}"
                 tab.leaving = None
 
-        def note_leaving(event: dict[str, Any]) -> None:
+        def note_leaving(event: JsonObject) -> None:
             if event["frameId"] == tab.target_id and "same" not in event["navigationType"].lower():
                 tab.leaving = (event["url"], monotonic_ns())
 
-        def note_stop(event: dict[str, Any]) -> None:
+        def note_stop(event: JsonObject) -> None:
             if event["frameId"] == tab.target_id:
                 tab.leaving = None
 
@@ -204,7 +205,7 @@ class Tabs:
             with contextlib.suppress(TimeoutError):
                 await bounded(self._arrived.wait(), min(within_ms, OPENED_MS))
 
-    def add_note(self, kind: str, note: dict[str, Any]) -> None:
+    def add_note(self, kind: str, note: JsonObject) -> None:
         found = self._notes.setdefault(kind, [])
         if len(found) < MAX_NOTES:
             found.append(note)

@@ -13,6 +13,7 @@ from ..calls.call import Call, Outcome
 from ..core.envelope import Envelope, stop_problem
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import NS_PER_MS, parse_duration_ms
+from ..core.value_types import JsonObject
 from ..core.visible_text import visible
 from ..supervise.clock import monotonic_ns
 from ..terminal.output import Signalled, StopListener, is_terminal, read_stdin, write_quietly
@@ -110,7 +111,7 @@ def _execute(verb: str, **values: Any) -> Callable[[bool], int]:
     return start
 
 
-def _read(verb: str, values: dict[str, Any]) -> Execution:
+def _read(verb: str, values: JsonObject) -> Execution:
     if verb == "exec":
         written = values["file"] or values["execution"]
         return read_execution(_read_payload(written), timeout_ms=values["timeout"])
@@ -198,10 +199,10 @@ def _manage(name: str, timeout_ms: int, body: Callable[[], Outcome | Envelope], 
     return deliver(conclude(call, body), as_json, _show_data)
 
 
-def _find_daemons() -> list[dict[str, Any]]:
+def _find_daemons() -> list[JsonObject]:
     from pathlib import Path  # slow to import; the other verbs do not need it
 
-    found: list[dict[str, Any]] = []
+    found: list[JsonObject] = []
     for path in sorted(Path(client.folder()).glob("*.device")):
         device = path.read_text(encoding="utf-8")
         try:

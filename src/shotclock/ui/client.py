@@ -20,6 +20,7 @@ from typing import Any
 
 from ..core.envelope import Envelope
 from ..core.errors import Failure, SideEffects
+from ..core.value_types import JsonObject
 from ..supervise.clock import monotonic_ns, pause
 from ..supervise.command_task import make_private_directory, state_directory
 from ..supervise.environment import OVERTIME_VARIABLE, STOP_FILE_VARIABLE
@@ -70,9 +71,9 @@ class DeviceRequest:
         self.verb = verb
         self.command_id: str = verb if command_id is None else command_id
         self.has_started: bool = False  # whether the daemon was started for this request, and may still be starting
-        self.steps: list[dict[str, Any]] = []
+        self.steps: list[JsonObject] = []
         self._message = {"do": verb, "commandId": self.command_id, **message}
-        self._events: list[dict[str, Any]] = []
+        self._events: list[JsonObject] = []
         self._connection: socket.socket | None = None
         self._is_sent = False
         self._may_have_begun = False

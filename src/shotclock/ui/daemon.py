@@ -35,7 +35,7 @@ from ..core.envelope import Envelope, Problem, warning
 from ..core.errors import Ending, Failure, SideEffects
 from ..core.limits import NS_PER_MS, Clocks
 from ..core.trace import TraceContext
-from ..core.value_types import as_dict, replace, value
+from ..core.value_types import JsonObject, as_dict, replace, value
 from ..supervise import private_socket
 from ..supervise.clock import monotonic_ns, pause
 from ..supervise.command_task import make_private_directory
@@ -139,11 +139,11 @@ class _Holder:
 class _DeviceListener(CallListener):
     """Listener to the process of the device: events for the caller, and programs to run for the device."""
 
-    def __init__(self, runtime: Runtime, on_event: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, runtime: Runtime, on_event: Callable[[JsonObject], None]) -> None:
         self._services, self._on_event = RuntimeServices(runtime), on_event
         self._rest = ""
-        self.events: list[dict[str, Any]] = []
-        self.steps: list[dict[str, Any]] = []
+        self.events: list[JsonObject] = []
+        self.steps: list[JsonObject] = []
 
     def wrote(self, text: str) -> None:
         *lines, self._rest = (self._rest + text).split("\n")
@@ -230,7 +230,7 @@ class Daemon:
             self._last_ns = monotonic_ns()
             writer.close()
 
-    async def _answer(self, verb: str, request: dict[str, Any], send: Send, reader: asyncio.StreamReader) -> Envelope:
+    async def _answer(self, verb: str, request: JsonObject, send: Send, reader: asyncio.StreamReader) -> Envelope:
         match verb:
             case "execute":
                 return await self._execute(request, send, reader)
@@ -321,7 +321,7 @@ class Daemon:
         self._runtime = self._new_runtime()
         await self._runtime.__aenter__()
 
-    async def _execute(self, request: dict[str, Any], send: Send, reader: asyncio.StreamReader) -> Envelope:
+    async def _execute(self, request: JsonObject, send: Send, reader: asyncio.StreamReader) -> Envelope:
         began_ns, trace = monotonic_ns(), TraceContext.carried_by(request)
         try:
             execution = read_execution(request.get("execution"))
@@ -408,10 +408,10 @@ class Daemon:
 
 
 def judge_result(
-    execution: Execution, device: str, outcome: Outcome, events: list[dict[str, Any]], steps: list[dict[str, Any]]
+    execution: Execution, device: str, outcome: Outcome, events: list[JsonObject], steps: list[JsonObject]
 ) -> Outcome:
     problem = outcome.problem() if callable(outcome.problem) else outcome.problem
-    context: dict[str, Any] = {"commandId": execution.command_id, "device": device, "events": events}
+    context: JsonObject = {"commandId": execution.command_id, "device": device, "events": events}
     if problem is None:
         try:
             return _read_result(execution, outcome.value, device)

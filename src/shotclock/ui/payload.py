@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, cast
 from ..core.errors import Failure, SideEffects
 from ..core.limits import reserve_ms_for
 from ..core.validation import After, Before, Limits, Part, ValidationError, field
-from ..core.value_types import replace, value
+from ..core.value_types import JsonObject, replace, value
 
 Mode = Literal["direct", "artifact_compiled", "best_effort"]
 MODES: tuple[Mode, ...] = ("direct", "artifact_compiled", "best_effort")
@@ -373,7 +373,7 @@ class Execution:
     timeout_ms: int
     mode: Mode
     actions: tuple[Action, ...]
-    written: dict[str, Any]  # the payload as it is sent to a device and shown
+    written: JsonObject  # the payload as it is sent to a device and shown
 
     @property
     def mutates(self) -> bool:
@@ -402,11 +402,11 @@ class _PayloadPart(CamelPart):
 class _ActionPart(Part):
     id: Identifier
     type: str
-    params: dict[str, Any] = field(default={})
+    params: JsonObject = field(default={})
 
 
 class _PayloadReader:
-    def __init__(self, payload: dict[str, Any]) -> None:
+    def __init__(self, payload: JsonObject) -> None:
         self._payload = payload
         self._mode = payload.get("mode")
         self._problems: list[dict[str, str]] = []
@@ -527,7 +527,7 @@ def read_execution(written: object, *, timeout_ms: object = None) -> Execution:
     return _PayloadReader(written if timeout_ms is None else {**written, "timeoutMs": timeout_ms}).read()
 
 
-def effects_of_steps(execution: Execution, steps: list[dict[str, Any]], *, is_over: bool = True) -> SideEffects:
+def effects_of_steps(execution: Execution, steps: list[JsonObject], *, is_over: bool = True) -> SideEffects:
     """Return the side effects of the steps that ran. `is_over` False: later actions may have run unseen."""
     refused = ("ACTION_UNSUPPORTED", "WAIT_TIMEOUT", "NODE_NOT_FOUND")  # nothing was tried, but for scrolls
     seen = {step["id"]: step for step in steps}
@@ -589,7 +589,7 @@ _PHRASES = {
 }
 
 
-def _phrase(problem: dict[str, Any]) -> str:
+def _phrase(problem: JsonObject) -> str:
     kind, message = problem["type"], str(problem["msg"])
     if kind == "literal_error":
         return f"must be one of {problem['ctx']['expected'].replace(' or ', ', ')}"

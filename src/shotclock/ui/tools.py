@@ -24,6 +24,7 @@ from .._version import __version__
 from ..apps.app import App
 from ..core.errors import Failure, SideEffects
 from ..core.signatures import declare
+from ..core.value_types import JsonObject
 from ..worker.content import Image
 from ..worker.context import Context
 from .client import execute_async
@@ -47,10 +48,10 @@ app: App = App(
 )
 
 
-async def _run(payload: dict[str, Any], device: str, ctx: Context) -> dict[str, Any]:
+async def _run(payload: JsonObject, device: str, ctx: Context) -> JsonObject:
     payload, remaining_ms = _confine_files(payload), ctx.remaining_ms()
     envelope = await execute_async(device, payload, remaining_ms=remaining_ms, traceparent=ctx.traceparent)
-    error, data = cast(Any, envelope.error), cast(dict[str, Any], envelope.data)
+    error, data = cast(Any, envelope.error), cast(JsonObject, envelope.data)
     if error is None:
         return data
     raise Failure(
@@ -64,7 +65,7 @@ async def _run(payload: dict[str, Any], device: str, ctx: Context) -> dict[str, 
     )
 
 
-async def _act(payload: dict[str, Any], device: str, ctx: Context) -> dict[str, Any]:
+async def _act(payload: JsonObject, device: str, ctx: Context) -> JsonObject:
     """Run an execution of one action, and return its data and the page. A failure has them without its own words."""
     try:
         result = await _run(payload, device, ctx)
@@ -77,7 +78,7 @@ async def _act(payload: dict[str, Any], device: str, ctx: Context) -> dict[str, 
     return {**result["stepResults"][0]["data"], "page": result["page"]}
 
 
-def _confine_files(payload: dict[str, Any]) -> dict[str, Any]:
+def _confine_files(payload: JsonObject) -> JsonObject:
     """Return the payload with the resolved paths of its uploads. Raises Failure for a file of this machine."""
     written = payload.get("actions")
     actions: list[Any] = []
@@ -118,7 +119,7 @@ def _add_tool(
     tool: Callable[..., Awaitable[Any]],
     *,
     mutates: bool,
-    returned: Any = dict[str, Any],
+    returned: Any = JsonObject,
 ) -> None:
     """Register a function that takes `ctx`, `device` and the parameters by their names."""
     parameter = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
@@ -146,7 +147,7 @@ def _add_verb(verb: Verb) -> None:
 
     add = partial(_add_tool, verb.tool, verb.text, verb.parameters, mutates=verb.mutates)
     if verb.name == "screenshot":
-        add(picture, returned=list[dict[str, Any] | Image])
+        add(picture, returned=list[JsonObject | Image])
     else:
         add(tool)
 
@@ -165,7 +166,7 @@ def _describe_params() -> str:
     return f"{', '.join(parts)}. * is required; container, labelMatcher and expectedNode are matchers as well."
 
 
-def _schema_of(kind: Any) -> dict[str, Any]:
+def _schema_of(kind: Any) -> JsonObject:
     if get_origin(kind) is Literal:
         return {"enum": list(get_args(kind))}
     if get_origin(kind) is list:
@@ -176,8 +177,8 @@ def _schema_of(kind: Any) -> dict[str, Any]:
     return {"type": names.get(kind, "object")}
 
 
-def _execution_schema() -> dict[str, Any]:
-    params: dict[str, Any] = {}
+def _execution_schema() -> JsonObject:
+    params: JsonObject = {}
     for kind in ACTION_TYPES.values():
         for leaf in leaves_of(kind):
             params.setdefault(leaf.path[0], _schema_of(leaf.kind if len(leaf.path) == 1 else Matcher))
@@ -203,10 +204,10 @@ def _execution_schema() -> dict[str, Any]:
 
 @app.command(isolation="shared")
 async def ui_execute(
-    execution: Annotated[dict[str, Any], WithJsonSchema(_execution_schema())],
+    execution: Annotated[JsonObject, WithJsonSchema(_execution_schema())],
     ctx: Context,
     device: str = DEFAULT_DEVICE,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Run several actions as one execution, with one budget over them.
 
     Args:
@@ -216,7 +217,7 @@ async def ui_execute(
     return await _run({**head, **execution}, device, ctx)
 
 
-async def _expect(ctx: Context, device: str, text: str, exact: bool, timeoutMs: int, **node: str) -> dict[str, Any]:
+async def _expect(ctx: Context, device: str, text: str, exact: bool, timeoutMs: int, **node: str) -> JsonObject:
     expected = {"textEquals" if exact else "textContains": text, "timeoutMs": timeoutMs}
     try:
         await _act(build_tool("wait", {**node, **expected}), device, ctx)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from ..core.errors import Failure, SideEffects
 from ..core.validation import Part, read_hints
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from .payload import ACTION_TYPES, DEFAULT_BUDGET_MS, DEFAULT_TIMEOUT_MS, EXPECTED_FORMAT, MAX_TIMEOUT_MS, Help, Matcher
 
 MARGIN_MS = 5_000  # the least time that the execution of a verb has beyond its one wait or sleep
@@ -181,7 +181,7 @@ VERBS = {
 }
 
 
-def build(verb_name: str, values: Mapping[str, object], timeout_ms: object = None) -> dict[str, Any]:
+def build(verb_name: str, values: Mapping[str, object], timeout_ms: object = None) -> JsonObject:
     verb = VERBS[verb_name]
     given = {name: each for name, each in values.items() if each is not None and each is not False and each != []}
     action_type = _choose(verb, given)
@@ -195,7 +195,7 @@ def build(verb_name: str, values: Mapping[str, object], timeout_ms: object = Non
     return _payload_of(verb_name, action_type, params, timeout_ms)
 
 
-def build_tool(verb_name: str, arguments: Mapping[str, object]) -> dict[str, Any]:
+def build_tool(verb_name: str, arguments: Mapping[str, object]) -> JsonObject:
     """Return the payload of a tool with these arguments. A default is left out, except for the action's budget."""
     verb = VERBS[verb_name]
     defaults = {each.name: each.default for each in verb.parameters}
@@ -205,7 +205,7 @@ def build_tool(verb_name: str, arguments: Mapping[str, object]) -> dict[str, Any
         if each is not None and (name == "timeoutMs" or defaults[name] is ... or each != defaults[name])
     }
     action_type = _choose(verb, given)
-    params: dict[str, Any] = {}
+    params: JsonObject = {}
     leaves = {leaf.key: leaf for leaf in leaves_of(ACTION_TYPES[action_type])}
     for name, each in given.items():
         if name in leaves:
@@ -226,9 +226,9 @@ def _outlast(limit_ms: object, timeout_ms: object) -> int:
     return min(max(_number(limit_ms) + MARGIN_MS, _number(timeout_ms), DEFAULT_TIMEOUT_MS), MAX_TIMEOUT_MS)
 
 
-def _payload_of(verb_name: str, action_type: str, params: dict[str, Any], timeout_ms: object) -> dict[str, Any]:
+def _payload_of(verb_name: str, action_type: str, params: JsonObject, timeout_ms: object) -> JsonObject:
     is_look = verb_name in ("snapshot", "screenshot")
-    action: dict[str, Any] = {"id": "snap" if is_look else verb_name, "type": action_type}
+    action: JsonObject = {"id": "snap" if is_look else verb_name, "type": action_type}
     return {
         **new_head(verb_name, "clawperator-observe" if is_look else "clawperator-action"),
         "timeoutMs": DEFAULT_TIMEOUT_MS if timeout_ms is None else timeout_ms,
@@ -237,7 +237,7 @@ def _payload_of(verb_name: str, action_type: str, params: dict[str, Any], timeou
     }
 
 
-def new_head(name: str, source: str) -> dict[str, Any]:
+def new_head(name: str, source: str) -> JsonObject:
     command_id = f"{name}-{os.urandom(6).hex()}"
     return {"commandId": command_id, "taskId": command_id, "source": source, "expectedFormat": EXPECTED_FORMAT}
 
@@ -263,8 +263,8 @@ def _choose(verb: Verb, given: Mapping[str, object]) -> str:
     return verb.actions[0]
 
 
-def _fill(verb: Verb, action_type: str, given: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, str]]:
-    params: dict[str, Any] = {}
+def _fill(verb: Verb, action_type: str, given: Mapping[str, object]) -> tuple[JsonObject, dict[str, str]]:
+    params: JsonObject = {}
     missing: dict[str, str] = {}
     inputs = {each.name: each for each in _inputs_of(ACTION_TYPES[action_type])}
     for each in verb.inputs:
@@ -288,7 +288,7 @@ def _lacks_node(action_type: str, params: Mapping[str, object]) -> bool:
     return any(name.endswith("matcher") and each.is_required() and each.keys[0] not in params for name, each in fields)
 
 
-def _put(params: dict[str, Any], path: tuple[str, ...], given: object) -> None:
+def _put(params: JsonObject, path: tuple[str, ...], given: object) -> None:
     for key in path[:-1]:
         params = params.setdefault(key, {})
     params[path[-1]] = given

@@ -57,8 +57,6 @@ class Root(NamedTuple):
 
 
 class Form:
-    """The form of one type."""
-
     def __init__(self, of: Any) -> None:
         """Raises TypeError for a type that a client cannot ask for."""
         from pydantic import TypeAdapter, create_model  # slow to import, and few commands ask

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from ..core.content_blocks import LONGEST_CONTENT, Block, Content, blocks_of, describe_size, is_base64, text_block
 from ..core.errors import Failure
+from ..core.value_types import JsonObject
 
 # The audience, the priority and the date of content: a mapping, or the model of the SDK.
 Annotations = Any
@@ -243,7 +244,7 @@ def _check_uri(uri: str) -> None:
         raise ValueError(f"a URI begins with a scheme, as in 'docs://readme': {uri!r} does not")
 
 
-def _check_annotations(annotations: Annotations | None) -> dict[str, Any] | None:
+def _check_annotations(annotations: Annotations | None) -> JsonObject | None:
     """Return the annotations of a block: whom it is for, how important it is, and when it changed."""
     if annotations is None:
         return None

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from ..core.arguments import context_hint, context_name
 from ..core.signatures import CONTEXT_NAME, declare, known_hints, read_parameters, read_signature, with_context, wraps
-from ..core.value_types import value
+from ..core.value_types import JsonObject, value
 from .running_call import finish
 
 
@@ -59,7 +59,7 @@ def supply_dependencies(function: Callable[..., Any]) -> Callable[..., Any]:
     wanted = context_name(function)
     name = function.__name__
 
-    def split(named: dict[str, Any]) -> Any:
+    def split(named: JsonObject) -> Any:
         return named.get(wanted) if wanted else named.pop(CONTEXT_NAME)
 
     if inspect.iscoroutinefunction(function):
@@ -104,7 +104,7 @@ def _check(dependency: Dependency) -> list[Dependency]:
 
 async def _open(
     dependencies: Mapping[str, Dependency], context: Any, stack: AsyncExitStack, opened: dict[Any, Any]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the values of the parameters. A function that several of them name is called once."""
     values = {}
     for name, dependency in dependencies.items():
@@ -125,7 +125,7 @@ async def _open(
 
 def _open_for_sync(
     dependencies: Mapping[str, Dependency], context: Any, stack: ExitStack, opened: dict[Any, Any]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Do the same for a sync function: its sync dependencies run in its thread, async ones on the loop."""
     values = {}
     for name, dependency in dependencies.items():
@@ -144,7 +144,7 @@ def _open_for_sync(
     return values
 
 
-def _context_for(function: Callable[..., Any], context: Any) -> dict[str, Any]:
+def _context_for(function: Callable[..., Any], context: Any) -> JsonObject:
     wanted = context_name(function)
     return {} if wanted is None else {wanted: context}
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from typing import Any
 
 from ..core.arguments import to_valid_json
 from ..core.content_blocks import Block, Content, blocks_of, text_block
 from ..core.errors import Failure
+from ..core.value_types import JsonObject
 from .content import Message
 
 MOST_VALUES = 100  # of a completion, by the protocol
@@ -68,10 +68,10 @@ def _message(part: object) -> Block:
     return {"role": role, "content": blocks[0]}
 
 
-def completion(result: object) -> dict[str, Any]:
+def completion(result: object) -> JsonObject:
     """Return the values of a completion, cut to the most that the protocol allows."""
     plain = [] if result is None else to_valid_json(result)[0]
-    found: dict[str, Any] = dict(plain) if isinstance(plain, dict) else {"values": plain}
+    found: JsonObject = dict(plain) if isinstance(plain, dict) else {"values": plain}
     values = found.get("values")
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
         raise Failure("RESULT_INVALID", "a completion returns a list of texts")

@@ -40,6 +40,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ...core.value_types import JsonObject
 from ...people.addresses import Site, url_of
 from ...people.auth import MCP_PATH, AuthMiddleware, Link
 from ...store.store import Store
@@ -378,12 +379,12 @@ class EventStream(EventSourceResponse):
     """
 
     data_sender_callable: Callable[[], Coroutine[None, None, None]] | None
-    body_iterator: AsyncIterable[dict[str, Any]]
+    body_iterator: AsyncIterable[JsonObject]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work, self.data_sender_callable = self.data_sender_callable, None
         events = cast("MemoryObjectReceiveStream[dict[str, Any]]", self.body_iterator)
-        ready: list[dict[str, Any]] = []
+        ready: list[JsonObject] = []
         has_ended = False
         async with anyio.create_task_group() as tasks:
             if work is not None:
@@ -410,7 +411,7 @@ class EventStream(EventSourceResponse):
         await send({"type": "http.response.body", "body": body})
 
 
-async def _rejoin(ready: list[dict[str, Any]], rest: AsyncIterable[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+async def _rejoin(ready: list[JsonObject], rest: AsyncIterable[JsonObject]) -> AsyncIterator[JsonObject]:
     for event in ready:
         yield event
     async for event in rest:

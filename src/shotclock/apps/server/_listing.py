@@ -14,12 +14,13 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, MISSING_REQUIRED_CLIENT_CA
 
 from ...core.catalogue import CommandSpec
 from ...core.envelope import ENVELOPE_KEY, Envelope
+from ...core.value_types import JsonObject
 from ...worker.client_forms import REQUIRED_CAPABILITIES
 from ._results import describe_failure
 
 T = TypeVar("T")
 Context = ServerRequestContext[Any, Any]
-Serve = Callable[[Context, str, Mapping[str, object]], Awaitable[Envelope | dict[str, Any]]]
+Serve = Callable[[Context, str, Mapping[str, object]], Awaitable[Envelope | JsonObject]]
 """Runs the function of a declaration and returns its envelope, or `input_required`."""
 
 
@@ -42,7 +43,7 @@ def _read_cursor(cursor: str) -> int | None:
     return int(number) if word == "after" and number.isascii() and number.isdecimal() and len(number) < 10 else None
 
 
-def shown_fields(spec: CommandSpec) -> dict[str, Any]:
+def shown_fields(spec: CommandSpec) -> JsonObject:
     """Return the fields that the protocol has for tools, prompts and resources alike."""
     return {
         "title": spec.listing.title,
@@ -85,7 +86,7 @@ def missing_in(envelope: Envelope) -> object:
 
 def refusal_of(envelope: Envelope, **named: object) -> MCPError:
     """Return a failed request as an error of the protocol: sentences for a person, and the envelope for programs."""
-    error: dict[str, Any] = envelope.error or {}
+    error: JsonObject = envelope.error or {}
     code = INTERNAL_ERROR
     if (missing := missing_in(envelope)) is not None:
         code, named = MISSING_REQUIRED_CLIENT_CAPABILITY, {**named, "requiredCapabilities": missing}

@@ -16,6 +16,7 @@ from mcp_types import ListToolsResult, PaginatedRequestParams, ServerCapabilitie
 from ...calls.principal import Role
 from ...core.catalogue import Catalogue
 from ...core.envelope import CONTROLS_EXTENSION
+from ...core.value_types import JsonObject
 from ...dispatch.dispatcher import Dispatcher
 from ._listing import Context, page_of
 from ._resources import offer_prompts, offer_resources
@@ -35,8 +36,8 @@ class SdkServer(Server[Any]):
     def get_capabilities(
         self,
         notification_options: NotificationOptions | None = None,
-        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
-        extensions: dict[str, dict[str, Any]] | None = None,
+        experimental_capabilities: dict[str, JsonObject] | None = None,
+        extensions: dict[str, JsonObject] | None = None,
         *,
         protocol_version: str | None = None,
     ) -> ServerCapabilities:

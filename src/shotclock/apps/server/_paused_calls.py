@@ -19,7 +19,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from ...calls.call import Call
 from ...core.envelope import Envelope
 from ...core.errors import Failure
-from ...core.value_types import record
+from ...core.value_types import JsonObject, record
 from ...supervise.clock import monotonic_ns
 from ...worker.context import ASK_LIMIT_MS
 from ._listing import Context
@@ -53,7 +53,7 @@ class PausedCalls:
         self._calls: dict[str, GuardedCall] = {}
         """By the state that names them, the longest pause first."""
 
-    def pause(self, guarded: GuardedCall, server_info: Mapping[str, Any]) -> dict[str, Any] | None:
+    def pause(self, guarded: GuardedCall, server_info: Mapping[str, Any]) -> JsonObject | None:
         """Return the answer that asks the client; None if there is nothing to ask, or no place."""
         link = guarded.request.link
         requests = link.input_requests()

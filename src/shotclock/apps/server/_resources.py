@@ -36,6 +36,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from ...core.catalogue import Catalogue, CommandSpec
 from ...core.envelope import Envelope
 from ...core.uri_template import is_template, parse_template
+from ...core.value_types import JsonObject
 from ._listing import Context, Serve, kinds_of, page_of, refusal_of, shown_fields, takes_text, values_of
 from ._subscriptions import Subscriptions
 
@@ -73,7 +74,7 @@ def offer_resources(
         page, cursor = page_of(shown_templates, params, size)
         return ListResourceTemplatesResult(resource_templates=page, next_cursor=cursor)
 
-    async def read(ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult | dict[str, Any]:
+    async def read(ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult | JsonObject:
         uri = str(params.uri)
         spec, arguments = find(ctx, uri)
         envelope = await serve(ctx, spec.name, arguments)
@@ -91,7 +92,7 @@ def offer_resources(
     subscriptions.offer(server, find)
 
 
-def _shown(spec: CommandSpec) -> dict[str, Any]:
+def _shown(spec: CommandSpec) -> JsonObject:
     written = spec.listing.annotations
     annotations = None if written is None else Annotations.model_validate(written)
     own = {"name": spec.shown_name, "mime_type": spec.listing.mime_type, "annotations": annotations}
@@ -108,7 +109,7 @@ def offer_prompts(server: Server[Any], catalogue: Catalogue, serve: Serve, *, al
         page, cursor = page_of(shown, params, catalogue.list_page_size)
         return ListPromptsResult(prompts=page, next_cursor=cursor)
 
-    async def get(ctx: Context, params: GetPromptRequestParams) -> GetPromptResult | dict[str, Any]:
+    async def get(ctx: Context, params: GetPromptRequestParams) -> GetPromptResult | JsonObject:
         spec = prompts.get(params.name)
         if spec is None:
             raise _no_prompt(params.name, prompts)

@@ -7,7 +7,6 @@ message, the limit, whether it is safe to call again, and how to continue.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from mcp_types import SERVER_INFO_META_KEY
 
@@ -17,6 +16,7 @@ from ...core.envelope import ENVELOPE_KEY, IN_RESULT, IN_STRUCTURE, Envelope
 from ...core.errors import SideEffects, error_entries, error_entry
 from ...core.json_values import as_text
 from ...core.limits import format_duration
+from ...core.value_types import JsonObject
 
 REMAINING = "shotclock.dev/remainingMs"
 # The SDK's readers give up on JSON nested deeper than about 200, and the client would never see the answer.
@@ -77,14 +77,14 @@ def names_result(schema: JsonSchema | None) -> bool:
 
 def render_result(
     envelope: Envelope,
-    server_info: dict[str, Any] | None,
+    server_info: JsonObject | None,
     *,
     is_wrapped: bool = False,
     has_schema: bool = True,
     has_state: bool = False,
     shown: str | None = None,
     most: int = LONGEST_RESULT,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return the result of a tool; with `server_info`, in the form of the 2026 revision.
 
     `is_wrapped` names the value `result` in the structured content, as the announced schema does. Without a schema
@@ -98,14 +98,14 @@ def render_result(
     content = blocks or _content(envelope, shown)
     if not is_failure:
         content = [*content, *(_text(f"Note: {loss}.") for loss in _losses(envelope))]
-    result: dict[str, Any] = {"content": content, "isError": is_failure}
+    result: JsonObject = {"content": content, "isError": is_failure}
     if not is_failure and blocks is None and (structured := _structured(envelope, is_wrapped)) is not None:
         result["structuredContent"] = structured
     carried = envelope.to_dict()
     if envelope.ok and "structuredContent" in result:
         del carried["data"]
         carried["meta"] = {**envelope.meta, "data_in": IN_RESULT if is_wrapped else IN_STRUCTURE}
-    meta: dict[str, Any] = {ENVELOPE_KEY: carried}
+    meta: JsonObject = {ENVELOPE_KEY: carried}
     if (remaining_ms := envelope.meta.get("remaining_ms")) is not None:
         meta[REMAINING] = remaining_ms
     if envelope.ok and is_wrapped and not has_state:
@@ -121,7 +121,7 @@ def is_unfinished(envelope: Envelope) -> bool:
     return envelope.code in ("INCOMPLETE", "PROPOSAL_REJECTED", "PROPOSAL_EXPIRED", "PROPOSAL_WITHDRAWN")
 
 
-def _structured(envelope: Envelope, is_wrapped: bool) -> dict[str, Any] | None:
+def _structured(envelope: Envelope, is_wrapped: bool) -> JsonObject | None:
     data = envelope.data
     if not envelope.ok:
         known = data if isinstance(data, dict) else {"data": data}
@@ -137,7 +137,7 @@ def _value_of(envelope: Envelope) -> object:
     return data["result"] if isinstance(data, dict) and set(data) == {"result"} else data
 
 
-def _content(envelope: Envelope, shown: str | None) -> list[dict[str, Any]]:
+def _content(envelope: Envelope, shown: str | None) -> list[JsonObject]:
     if shown is not None:
         return [_text(shown)]
     if not envelope.ok:
@@ -150,11 +150,11 @@ def _losses(envelope: Envelope) -> list[str]:
     return [str(each["message"]) for each in envelope.warnings if each["code"] in _LOSSES]
 
 
-def _text(value: object) -> dict[str, Any]:
+def _text(value: object) -> JsonObject:
     return {"type": "text", "text": as_text(value)}
 
 
-def _left_data(envelope: Envelope) -> list[dict[str, Any]]:
+def _left_data(envelope: Envelope) -> list[JsonObject]:
     """Return the data of a failure, such as a partial result. That of unfinished work is in the sentences."""
     if envelope.data is None or is_unfinished(envelope):
         return []
@@ -162,8 +162,8 @@ def _left_data(envelope: Envelope) -> list[dict[str, Any]]:
 
 
 def describe_failure(envelope: Envelope) -> str:
-    error: dict[str, Any] = envelope.error or {}
-    data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
+    error: JsonObject = envelope.error or {}
+    data: JsonObject = envelope.data if isinstance(envelope.data, dict) else {}
     sentences = [f"{error['code']}: {error['message']}"]
     clock = error.get("context", {}).get("clock")
     if clock is not None and format_duration(clock["limit_ms"]) not in error["message"]:
@@ -179,7 +179,7 @@ def describe_failure(envelope: Envelope) -> str:
     return " ".join(sentence[:1].upper() + sentence[1:] for sentence in ended)
 
 
-def _own_suggestion(error: dict[str, Any]) -> list[str]:
+def _own_suggestion(error: JsonObject) -> list[str]:
     """Return the suggestion of this error. The general ones name options and fields that a model does not see."""
     suggestion = error.get("suggestion")
     if not suggestion or any(suggestion == entry.hint for entry in error_entries()):
@@ -189,7 +189,7 @@ def _own_suggestion(error: dict[str, Any]) -> list[str]:
 
 def _advise(envelope: Envelope) -> str:
     """Return whether it is safe to call again."""
-    error: dict[str, Any] = envelope.error or {}
+    error: JsonObject = envelope.error or {}
     if error.get("retryable"):
         wait_ms = error.get("retry_after_ms")
         return "It is safe to call it again" + (f" after {format_duration(wait_ms)}" if wait_ms else "")

@@ -24,7 +24,7 @@ from ...core.arguments import signature_of
 from ...core.envelope import Envelope, Problem, shorten
 from ...core.errors import Ending, Failure
 from ...core.limits import Clocks, format_duration
-from ...core.value_types import replace
+from ...core.value_types import JsonObject, replace
 from ...dispatch.dispatcher import Dispatcher
 from ._results import result_schema
 from .shell_jobs import CLOSE_GRACE_MS, GRACE_MS, ShellJob, ShellJobs, ShellLimits
@@ -49,7 +49,7 @@ class ShellJobState:
     exit_code: int | None = None
     signal: str | None = None
     ready: bool | None = None
-    input_wanted: dict[str, Any] | None = None
+    input_wanted: JsonObject | None = None
     output: str = ""
     lines_left_out: int = 0
     first_line: int | None = None
@@ -368,7 +368,7 @@ class ShellTools:
     def begin(self, request: CallRequest) -> Call:
         """Start the clocks of the command, or of a tool that starts none. A job may outlive the time of its caller."""
         name, begin = request.name, self._dispatcher.begin_own
-        arguments: dict[str, Any] = signature_of(self._methods[name]).check(request.arguments)[0]
+        arguments: JsonObject = signature_of(self._methods[name]).check(request.arguments)[0]
         timeout_s = arguments.get("timeout_s")
         if name == "run":
             clocks = Clocks(self._limits.timeout_ms, idle_ms=self._limits.idle_ms, grace_ms=GRACE_MS)

@@ -33,6 +33,7 @@ from ...calls.principal import Principal
 from ...core.envelope import Envelope
 from ...core.errors import Ending, Failure
 from ...core.limits import format_duration
+from ...core.value_types import JsonObject
 from ...dispatch.dispatcher import Dispatcher
 from ...dispatch.job_client import POLL_INTERVAL_MS, SILENT_LIMIT_MS
 from ...store.jobs import RETENTION_MS, Job
@@ -63,7 +64,7 @@ class TaskParams(RequestParams):
 
 
 class UpdateParams(TaskParams):
-    input_responses: dict[str, Any]
+    input_responses: JsonObject
 
 
 class Tasks:
@@ -72,7 +73,7 @@ class Tasks:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        render: Callable[[Context, str, Envelope], dict[str, Any]],
+        render: Callable[[Context, str, Envelope], JsonObject],
         principal_at: Callable[[Any], Principal],
     ) -> None:
         self._dispatcher = dispatcher
@@ -98,13 +99,13 @@ class Tasks:
         """Return whether a call is answered with a task without waiting. One that a person approves waits first."""
         return name in self._specs and self._specs[name].approval is None and _declares_tasks(ctx)
 
-    def asks_of(self, ctx: Context, name: str) -> dict[str, Any] | None:
+    def asks_of(self, ctx: Context, name: str) -> JsonObject | None:
         """Return the capabilities of a client that the job of a call may ask; None if there is no task to ask in."""
         if name not in self._specs or not _declares_tasks(ctx):
             return None
         return {each: given for each, given in capabilities_of(ctx).items() if each in CAPABILITIES.values()}
 
-    async def created_by(self, ctx: Context, name: str, envelope: Envelope) -> dict[str, Any] | None:
+    async def created_by(self, ctx: Context, name: str, envelope: Envelope) -> JsonObject | None:
         """Return the task of a call that continues as a job; None if it does not, or the client takes no tasks."""
         data = envelope.data
         if name not in self._specs or envelope.ending != Ending.DETACHED or not _declares_tasks(ctx):
@@ -116,7 +117,7 @@ class Tasks:
             return None
         return None if job is None else {"resultType": "task", **_describe(job)}
 
-    async def _get(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
+    async def _get(self, ctx: Context, params: TaskParams) -> JsonObject:
         job = await self._find(ctx, params.task_id)
         task = _describe(job)
         if task["status"] == TaskStatus.INPUT_REQUIRED:
@@ -130,7 +131,7 @@ class Tasks:
             task["error"] = refusal_of(envelope).error.model_dump(mode="json", exclude_none=True)
         return task
 
-    async def _update(self, ctx: Context, params: UpdateParams) -> dict[str, Any]:
+    async def _update(self, ctx: Context, params: UpdateParams) -> JsonObject:
         """Give responses to the job. Those to requests that are not open are ignored: the first one counts."""
         job = await self._find(ctx, params.task_id)
         asked = job.open_questions if job.is_active else {}
@@ -145,7 +146,7 @@ class Tasks:
             await _reach(asyncio.to_thread(self._dispatcher.store().jobs.answer, job.id, answers))
         return {}
 
-    async def _cancel(self, ctx: Context, params: TaskParams) -> dict[str, Any]:
+    async def _cancel(self, ctx: Context, params: TaskParams) -> JsonObject:
         job, jobs = await self._find(ctx, params.task_id), self._dispatcher.jobs()
         if job.is_active:
             job = await _reach(jobs.cancel(job))
@@ -189,7 +190,7 @@ async def _reach(work: Coroutine[Any, Any, T]) -> T:
         raise MCPError(code=INTERNAL_ERROR, message=str(failure)) from None
 
 
-def _describe(job: Job) -> dict[str, Any]:
+def _describe(job: Job) -> JsonObject:
     """Return the fields that a task has in every status. It is kept for a day after its end, so for a day at least."""
     now = wall_time()
     return {
@@ -229,7 +230,7 @@ def _message(job: Job) -> str:
     return f"{job.progress_done}{total} {job.progress_unit or 'done'}"
 
 
-def _error_of(job: Job) -> dict[str, Any]:
+def _error_of(job: Job) -> JsonObject:
     """Return the error of an ended job; empty for a success. A lost job has an envelope once it was looked at."""
-    error: dict[str, Any] | None = None if job.envelope is None else job.envelope["error"]
+    error: JsonObject | None = None if job.envelope is None else job.envelope["error"]
     return error or {}

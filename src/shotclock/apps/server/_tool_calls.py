@@ -29,7 +29,7 @@ from ...core.envelope import Envelope, Problem, stop_problem, warning
 from ...core.errors import Ending, Failure
 from ...core.limits import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, format_duration
 from ...core.trace import TraceContext
-from ...core.value_types import record
+from ...core.value_types import JsonObject, record
 from ...dispatch.dispatcher import Dispatcher
 from ...supervise.clock import monotonic_ns
 from ...worker.context import ASK_CLIENT, RESOURCE_UPDATED, Caller, Scope, current_scope
@@ -96,7 +96,7 @@ class ToolCallMiddleware:
         tools: Mapping[str, Tool],
         *,
         operation_timeout_ms: int,
-        server_info: dict[str, Any],
+        server_info: JsonObject,
         own_tools: ServerTools | None = None,
         clients: Clients | None = None,
     ) -> None:
@@ -159,7 +159,7 @@ class ToolCallMiddleware:
             return {**task, "_meta": {SERVER_INFO_META_KEY: self._server_info}}
         return self._render(ctx, name, envelope)
 
-    def _render(self, ctx: ServerRequestContext[Any, Any], name: str, envelope: Envelope) -> dict[str, Any]:
+    def _render(self, ctx: ServerRequestContext[Any, Any], name: str, envelope: Envelope) -> JsonObject:
         server_info = self._server_info if ctx.protocol_version in MODERN else None
         spec = self._specs.get(name)
         try:
@@ -184,14 +184,14 @@ class ToolCallMiddleware:
 
     async def serve(
         self, ctx: ServerRequestContext[Any, Any], name: str, arguments: Mapping[str, object]
-    ) -> Envelope | dict[str, Any]:
+    ) -> Envelope | JsonObject:
         """Run the function of a resource, a prompt or a completion, as a tool runs."""
         envelope = await self._owner_of(ctx)._answer(ctx, name, arguments, is_tool=False)
         return make_fit(envelope, self._most) if isinstance(envelope, Envelope) else envelope
 
     async def _answer(
         self, ctx: ServerRequestContext[Any, Any], name: str, arguments: object, *, is_tool: bool = True
-    ) -> Envelope | dict[str, Any]:
+    ) -> Envelope | JsonObject:
         """Carry out a request. Returns a mapping if the client has to ask its person first."""
         meta: Any = (ctx.params or {}).get("_meta")
         # In the request's own task: everything that is done for it belongs below its sender.
@@ -248,7 +248,7 @@ class ToolCallMiddleware:
 
     async def _elicit(
         self, ctx: ServerRequestContext[Any, Any], request: FunctionRequest, decider: Principal
-    ) -> Envelope | dict[str, Any]:
+    ) -> Envelope | JsonObject:
         """Carry out a call of a client that can ask its person. Returns a mapping if it has to ask first."""
         is_modern = ctx.protocol_version in MODERN
         try:
@@ -283,9 +283,7 @@ class ToolCallMiddleware:
         ours = self.dispatcher.runtime.trace
         return ours if ours.span_id else new_trace()
 
-    async def _carry_out(
-        self, tool_request: FunctionRequest, refusal: Outcome | None = None
-    ) -> Envelope | dict[str, Any]:
+    async def _carry_out(self, tool_request: FunctionRequest, refusal: Outcome | None = None) -> Envelope | JsonObject:
         request, dispatcher = self._read(tool_request, refusal), self.dispatcher
         is_own = request.name in self._own and request.refusal is None
         work: Coroutine[Any, Any, Envelope]
@@ -307,7 +305,7 @@ class ToolCallMiddleware:
         """Read a request. One that cannot be read or done carries its refusal."""
         name, meta, written = tool_request.name, tool_request.meta, tool_request.arguments
         spec, mistakes = self._specs.get(name), list(meta.mistakes)
-        arguments: dict[str, Any] = written if isinstance(written, dict) else {}
+        arguments: JsonObject = written if isinstance(written, dict) else {}
         request = CallRequest(
             name if name in self._specs or name in self.tools else name[:100],
             arguments,
@@ -382,7 +380,7 @@ class ToolCallMiddleware:
             stop.add_done_callback(cancel)
         return stop
 
-    async def _answer_within_backstop(self, guarded: GuardedCall) -> Envelope | dict[str, Any]:
+    async def _answer_within_backstop(self, guarded: GuardedCall) -> Envelope | JsonObject:
         """Wait for a call, and answer it when the backstop fires, even if its work hangs.
 
         The work is a task of its own: neither the SDK's cancellation, which is repeated until obeyed, nor the backstop
@@ -421,7 +419,7 @@ class ToolCallMiddleware:
             envelope.meta.update(timeout_ms=self._limit_ms, remaining_ms=0)
         return _name_tools(envelope)
 
-    async def _wait(self, guarded: GuardedCall) -> dict[str, Any] | None:
+    async def _wait(self, guarded: GuardedCall) -> JsonObject | None:
         """Wait for the end of a call or the backstop. Returns the answer of one that is paused."""
         task, link, left_s = guarded.task, guarded.request.link, self._left_s(guarded)
         while left_s != 0:

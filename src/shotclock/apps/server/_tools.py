@@ -42,7 +42,7 @@ from ...core.proposal import (
     ProposedFile,
 )
 from ...core.trace import span_id_of
-from ...core.value_types import replace
+from ...core.value_types import JsonObject, replace
 from ...core.visible_text import one_line, visible
 from ...dispatch.dispatcher import Dispatcher
 from ...people import person_wait
@@ -327,7 +327,7 @@ class OwnTools:
         except Failure as failure:
             return person_wait.refusal_outcome(failure)
 
-    async def _control(self, name: str, arguments: Mapping[str, Any], by: Principal) -> dict[str, Any]:
+    async def _control(self, name: str, arguments: Mapping[str, Any], by: Principal) -> JsonObject:
         """End or extend calls and jobs, for their own caller and operators; others cannot see them."""
         who = "the client" if by == ANONYMOUS else by.name
         limits = arguments["by_ms"] if name == EXTEND else None, arguments.get("within_ms"), arguments.get("reason", "")
@@ -336,7 +336,7 @@ class OwnTools:
             return await asyncio.to_thread(self._control_job, order, by)
         return await order.act_on(_find_calls(arguments.get("request_id"), by))
 
-    def _control_job(self, order: RunOrder, by: Principal) -> dict[str, Any]:
+    def _control_job(self, order: RunOrder, by: Principal) -> JsonObject:
         job = self._dispatcher.jobs().find(order.run_id, by.sees_jobs_of)
         if not job.is_active or job.runner is None:
             raise Failure("CALL_NOT_FOUND", f"job {job.id} is not running")
@@ -431,7 +431,7 @@ def may_answer(proposal: Proposal, decider: Principal) -> bool:
     return is_theirs and not policy.destructive and len(_done(proposal)) <= SHOWN_LENGTH
 
 
-def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
+def form_for(proposal: Proposal) -> tuple[str, JsonObject]:
     """Return the message and schema of a question. The action comes first, so that no justification hides it."""
     ask = proposal.ask
     message = _done(proposal)
@@ -439,7 +439,7 @@ def form_for(proposal: Proposal) -> tuple[str, dict[str, Any]]:
         message += f"\n\nThe agent says: {visible(ask.justification[:WHY_LENGTH])}"
         if len(ask.justification) > WHY_LENGTH:
             message += f"\n… only the beginning is shown here; all of it: shotclock inbox show {proposal.id}"
-    properties: dict[str, Any] = {}
+    properties: JsonObject = {}
     if ask.kind is Kind.QUESTION:
         properties["answer"] = {"type": "string", "title": "Answer"}
         if ask.choices:
@@ -458,7 +458,7 @@ def _done(proposal: Proposal) -> str:
     return proposal.ask.text if file is None else f"{proposal.ask.text}\n\nThe whole text:\n{visible(file.proposed)}"
 
 
-def input_required(proposal: Proposal) -> dict[str, Any]:
+def input_required(proposal: Proposal) -> JsonObject:
     message, schema = form_for(proposal)
     params = {"mode": "form", "message": message, "requestedSchema": schema}
     return {

@@ -46,6 +46,7 @@ from ...calls.control import control_of
 from ...calls.principal import Principal
 from ...core.errors import Failure
 from ...core.limits import format_duration
+from ...core.value_types import JsonObject
 from ...supervise.clock import monotonic_ns
 from ...worker.client_forms import check_capabilities
 from ...worker.context import ASK_LIMIT_MS, LOG_LEVELS, URL_COMPLETED, Caller, check_question
@@ -92,7 +93,7 @@ class LogLevels:
 
 
 class ClientQuestion(NamedTuple):
-    request: dict[str, Any]
+    request: JsonObject
     answer: asyncio.Future[Any]
 
 
@@ -107,7 +108,7 @@ class ClientLink:
         self._levels = levels
         self._ctx: Context | None = None
         self._wanted: frozenset[str] = frozenset()
-        self._given: dict[str, Any] = {}
+        self._given: JsonObject = {}
         self._questions: dict[str, ClientQuestion] = {}
         self._url_ids: dict[str, str] = {}
         """Of the URLs that an older client was asked to open, by the name of the question."""
@@ -197,7 +198,7 @@ class ClientLink:
         """Return how long the call has waited for its client."""
         return self._waited_ns + (monotonic_ns() - self._waiting_since_ns if self._waits else 0)
 
-    def input_requests(self) -> dict[str, Any]:
+    def input_requests(self) -> JsonObject:
         return {name: each.request for name, each in self._questions.items() if not each.answer.done()}
 
     def refuse(self, failure: Failure) -> None:
@@ -205,13 +206,13 @@ class ClientLink:
             if not question.answer.done():
                 question.answer.set_exception(failure)
 
-    def ask(self, asked: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
+    def ask(self, asked: Mapping[str, Any]) -> Coroutine[Any, Any, JsonObject]:
         """Return the client's answer. Raises Failure."""
         if asked["method"] == URL_COMPLETED:
             return self._note_completed(asked["name"])
         return self._ask(asked["name"], asked["method"], asked["params"])
 
-    async def _ask(self, name: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, name: str, method: str, params: JsonObject) -> JsonObject:
         ctx, call, kind = self._ctx, self.call, KINDS[method]
         if ctx is None or call is None:
             raise Failure("CANNOT_ASK", "the client has left")
@@ -255,7 +256,7 @@ class ClientLink:
             if not self._waits:
                 self._waited_ns += monotonic_ns() - self._waiting_since_ns
 
-    async def _wait_for_repeat(self, name: str, request: dict[str, Any]) -> Any:
+    async def _wait_for_repeat(self, name: str, request: JsonObject) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._questions[name] = ClientQuestion(request, answer)
         if not self.asked.done():
@@ -267,7 +268,7 @@ class ClientLink:
             if not self._questions and self.asked.done():
                 self.asked = asyncio.get_running_loop().create_future()
 
-    async def _note_completed(self, name: str) -> dict[str, Any]:
+    async def _note_completed(self, name: str) -> JsonObject:
         """Inform an older client that its person has finished at a URL. The 2026 revision has no such message."""
         ctx, id = self._ctx, self._url_ids.pop(name, None)
         if ctx is not None and id is not None:
@@ -278,7 +279,7 @@ class ClientLink:
         return {}
 
 
-def capabilities_of(ctx: Context) -> dict[str, Any]:
+def capabilities_of(ctx: Context) -> JsonObject:
     declared = ctx.session.client_capabilities
     return {} if declared is None else declared.model_dump(mode="json", by_alias=True, exclude_none=True)
 
@@ -293,7 +294,7 @@ def responses_in(ctx: Context) -> Mapping[str, Any]:
     return responses
 
 
-def checked_answer(method: str, answer: object) -> dict[str, Any]:
+def checked_answer(method: str, answer: object) -> JsonObject:
     """Return the answer to a question. Raises Failure BAD_ANSWER."""
     try:
         checked = KINDS[method].result.model_validate(answer)

@@ -47,7 +47,7 @@ from ...calls.principal import Principal, Role
 from ...core.errors import Failure
 from ...core.limits import ProcessIdentity, WallTime, format_duration
 from ...core.proposal import Confirmation, Proposal, ProposalStatus, Summary
-from ...core.value_types import as_dict, replace
+from ...core.value_types import JsonObject, as_dict, replace
 from ...dispatch.engines import EngineFront
 from ...people.auth import (
     LASTS_MS,
@@ -172,7 +172,7 @@ def _describe(change: Summary | Any, principal: Principal) -> bytes:
     return event(name, summary(proposal, principal), proposal.seq)
 
 
-def event(name: str, data: dict[str, Any], seq: int | None = None) -> bytes:
+def event(name: str, data: JsonObject, seq: int | None = None) -> bytes:
     id_line = "" if seq is None else f"id: {seq}\n"
     return f"{id_line}event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
@@ -181,7 +181,7 @@ MOST_LISTED = 500
 MOST_RUNNING = 100
 MOST_STEPS = 500
 LOOK_LIMIT_S = 1.0  # for one process to list its calls. A process that is stopped does not answer
-Calls = list[dict[str, Any]]
+Calls = list[JsonObject]
 LONGEST_MS = 10 * 365 * 24 * 3600 * 1000
 
 
@@ -265,7 +265,7 @@ class Operators:
     async def _session(self, request: Request) -> Response:
         cookie = ""
 
-        async def work(request: Request, _: Principal) -> dict[str, Any]:
+        async def work(request: Request, _: Principal) -> JsonObject:
             nonlocal cookie
             if request.method == "DELETE":
                 await self.auth.end_session(request.headers)
@@ -283,7 +283,7 @@ class Operators:
             self._set_cookie(answer, request, cookie)
         return answer
 
-    async def _list(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _list(self, request: Request, principal: Principal) -> JsonObject:
         query = request.query_params
         wanted = query.get("status", "all")
         if wanted not in ("pending", "ended", "all"):
@@ -306,10 +306,10 @@ class Operators:
             "engine": describe_engine(self._engine, principal),
         }
 
-    async def _get(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _get(self, request: Request, principal: Principal) -> JsonObject:
         return await self._compared(await self._find_visible(request, principal), principal)
 
-    async def _compared(self, proposal: Proposal, principal: Principal) -> dict[str, Any]:
+    async def _compared(self, proposal: Proposal, principal: Principal) -> JsonObject:
         """Return the whole proposal, compared to the file as it is now."""
         compared = await asyncio.to_thread(compared_with, proposal, principal)
         return {"proposal": whole(proposal, principal, compared, await self._inbox().find_last_use(proposal))}
@@ -322,7 +322,7 @@ class Operators:
             raise Failure("PROPOSAL_NOT_FOUND", f"there is no proposal {id[:100]!r}")
         return proposal
 
-    async def _result(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _result(self, request: Request, principal: Principal) -> JsonObject:
         """Return the state of a proposal to its proposer, after at most the wait."""
         wait_ms = self._wait_ms(request.query_params.get("wait_ms", "0"))
         proposal = await self._find_visible(request, principal)
@@ -344,14 +344,14 @@ class Operators:
     def _wait_ms(self, written: object) -> int:
         return min(self._budget_ms, read_number(written, "wait_ms", 0, 2**53))
 
-    async def _propose(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _propose(self, request: Request, principal: Principal) -> JsonObject:
         body = await read_body(request)
         wait_ms = self._wait_ms(body.pop("wait_ms", 0))
         key = _text_or_none(body, "idempotency_key")
         proposal = await self._inbox().propose(read_request(body), principal, key=key)
         return describe_proposal(await self._wait_for_decision(proposal, wait_ms))
 
-    async def _decide(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _decide(self, request: Request, principal: Principal) -> JsonObject:
         principal.must_be_operator()
         body = await read_body(request)
         action_hash, typed = body.pop("action_hash", None), _text_or_none(body, "confirmation")
@@ -365,7 +365,7 @@ class Operators:
         proposal = await decide(id, decision, decider, Confirmation(action_hash, typed))
         return {"proposal": whole(proposal, principal, None, await self._inbox().find_last_use(proposal))}
 
-    async def _check(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _check(self, request: Request, principal: Principal) -> JsonObject:
         principal.must_be_operator()
         body = await read_body(request)
         decision = read_decision({key: body[key] for key in body if key not in ("action_hash", "confirmation")})
@@ -378,14 +378,14 @@ class Operators:
             "form": [] if is_deep else form(proposal.ask, decision.arguments or {}),
         }
 
-    async def _extend(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _extend(self, request: Request, principal: Principal) -> JsonObject:
         principal.must_be_operator()
         by_ms = read_number((await read_body(request)).get("by_ms"), "by_ms", 1, 2**53)
         id = request.path_params["id"]
         await self._must_not_be_of_engine(id, "extended")
         return await self._compared(await self._inbox().extend(id, by_ms, principal), principal)
 
-    async def _withdraw(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _withdraw(self, request: Request, principal: Principal) -> JsonObject:
         await read_body(request)
         proposal = await self._find_visible(request, principal)
         await self._must_not_be_of_engine(proposal.id, "withdrawn")
@@ -396,7 +396,7 @@ class Operators:
             message = f"{id} is asked by a run on {self._engine.url}: it can be decided, but not be {what}"
             raise Failure("NOT_EXTENDABLE" if what == "extended" else "NOT_ALLOWED", message)
 
-    async def _list_running(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _list_running(self, request: Request, principal: Principal) -> JsonObject:
         principal.must_be_operator("see what runs")
         store = self._store()
         runs, jobs = await asyncio.to_thread(_read_store, store)
@@ -425,16 +425,16 @@ class Operators:
             **describe_calls(wrapped, wall_time()),
         }
 
-    async def _extend_running(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _extend_running(self, request: Request, principal: Principal) -> JsonObject:
         principal.must_be_operator("extend what runs")
         body = await read_body(request)
         return await self._order(body, read_number(body.get("by_ms"), "by_ms", 1, LONGEST_MS), principal)
 
-    async def _stop_running(self, request: Request, principal: Principal) -> dict[str, Any]:
+    async def _stop_running(self, request: Request, principal: Principal) -> JsonObject:
         principal.must_be_operator("stop what runs")
         return await self._order(await read_body(request), None, principal)
 
-    async def _order(self, body: dict[str, Any], by_ms: int | None, by: Principal) -> dict[str, Any]:
+    async def _order(self, body: JsonObject, by_ms: int | None, by: Principal) -> JsonObject:
         """Extend the named work by `by_ms`, or wind it down if None. Raises Failure if it is not running."""
         named = {key: body[key] for key in ("run", "job", "step", "request_id") if body.get(key) is not None}
         is_target = bool(named.keys() & {"run", "job", "request_id"})
@@ -455,7 +455,7 @@ class Operators:
         return await asyncio.to_thread(ask_holder, store.home, holder, order.as_request())
 
 
-def _text_or_none(body: dict[str, Any], key: str) -> str | None:
+def _text_or_none(body: JsonObject, key: str) -> str | None:
     value = body.pop(key, None)
     if not isinstance(value, str | None):
         raise mistake(key, "must be text")
@@ -489,9 +489,7 @@ def _find_holder(store: Store, named: dict[str, str]) -> ProcessIdentity:
     return job.runner
 
 
-async def _list_calls_of(
-    store: Store, holders: Iterable[ProcessIdentity]
-) -> dict[ProcessIdentity, list[dict[str, Any]]]:
+async def _list_calls_of(store: Store, holders: Iterable[ProcessIdentity]) -> dict[ProcessIdentity, list[JsonObject]]:
     """Return the calls of each process, asked concurrently, without those that do not answer."""
     me = this_process()
 
@@ -508,7 +506,7 @@ async def _list_calls_of(
     return {holder: calls for holder, calls in found if calls is not None}
 
 
-def _describe_run(run: StoredRun, records: dict[str, Any], calls: Calls | None) -> dict[str, Any]:
+def _describe_run(run: StoredRun, records: JsonObject, calls: Calls | None) -> JsonObject:
     own = next((call for call in calls or () if call.get("run_id") == run.id), None)
     tries: dict[str, Calls] = {}
     for call in calls or ():
@@ -532,7 +530,7 @@ def _describe_run(run: StoredRun, records: dict[str, Any], calls: Calls | None) 
     }
 
 
-def _describe_job(job: Job, calls: Calls | None) -> dict[str, Any]:
+def _describe_job(job: Job, calls: Calls | None) -> JsonObject:
     return {
         "id": job.id,
         "name": f"{job.app} {job.command}",
@@ -551,7 +549,7 @@ def read_calls(store: Store) -> CallsNow:
     return store.calls.look(CallFilter(failed=True), MOST_FAILED, is_alive)
 
 
-def describe_calls(found: CallsNow, now: WallTime) -> dict[str, Any]:
+def describe_calls(found: CallsNow, now: WallTime) -> JsonObject:
     """Return the open calls, and those that failed or were lost lately, the newest first."""
     shown = found.open[:MOST_OPEN]
     open_calls = CallsNow(shown, (), ()).describe_open(now, can_see)
@@ -575,14 +573,14 @@ def _id_of(call: OpenCall) -> str:
     return f"open-{call.holder.pid}-{call.holder.started}-{call.number}"
 
 
-def _describe_ended(call: LoggedCall) -> dict[str, Any]:
+def _describe_ended(call: LoggedCall) -> JsonObject:
     ended_at = call.started_at + call.duration_ms
     id = call.call_id or f"call-{call.pid}-{call.started_at.ms}-{call.duration_ms}-{call.request_bytes}"
     row = {**as_dict(call), "started_at": call.started_at.iso(), "ended_at": ended_at.iso()}
     return {**row, "id": f"failed-{id}", "more": _command("--failed", call)}
 
 
-def _describe_lost(call: OpenCall, now: WallTime) -> dict[str, Any]:
+def _describe_lost(call: OpenCall, now: WallTime) -> JsonObject:
     row = call.describe(now, LOST)
     return {**row, "ended_at": None, "id": f"failed-{_id_of(call)}", "more": _command("--failed", call)}
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...core.limits import format_duration
+from ...core.value_types import JsonObject
 from ...core.visible_text import one_line
 from ...terminal.drawing import limit_in_words, styled, table
 from ...terminal.output import brief
@@ -71,7 +72,7 @@ def draw_plan(data: Any, console: Console) -> None:
         draw_findings(data, console)
 
 
-def _describe_early_clocks(step: dict[str, Any]) -> Iterator[str]:
+def _describe_early_clocks(step: JsonObject) -> Iterator[str]:
     within = format_duration(step["wind_down_ms"])
     if step["overtime"]:
         when = f" from {format_duration(step['soft_ms'])}" if step["soft_ms"] else ""
@@ -99,6 +100,6 @@ def draw_advice(data: Any, console: Console) -> None:
     console.print(f"\n{data['runs']} ended runs of {one_line(data['name'], 60)}{more}", style="dim")
 
 
-def _figure(row: dict[str, Any], name: str) -> str:
+def _figure(row: JsonObject, name: str) -> str:
     ms = row[f"{name}_ms"]
     return "" if ms is None else f"{'≥' if row.get(f'{name}_is_at_least') else ''}{brief(ms)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...core.value_types import JsonObject
 from ...core.visible_text import one_line, visible
 from ...terminal.drawing import OFF_TERMINAL_COLUMNS, styled, table
 from ...terminal.output import brief, describe_page
@@ -74,7 +75,7 @@ def draw_run(data: Any, console: Console) -> None:
             console.print(styled(f"\n{describe_page(data, name)}"), soft_wrap=True)  # whole, to be copied
 
 
-def _worth_showing(steps: list[dict[str, Any]], on_path: set[str]) -> list[dict[str, Any]]:
+def _worth_showing(steps: list[JsonObject], on_path: set[str]) -> list[JsonObject]:
     if len(steps) <= STEPS_SHOWN:
         return steps
     bad = [step for step in steps if Status(step["status"]).is_bad or step["status"] == "running"]
@@ -83,7 +84,7 @@ def _worth_showing(steps: list[dict[str, Any]], on_path: set[str]) -> list[dict[
     return [step for step in steps if step["id"] in chosen]
 
 
-def _row(step: dict[str, Any], names: int, room: int, end_ms: int, *, has_p95: bool) -> Text:
+def _row(step: JsonObject, names: int, room: int, end_ms: int, *, has_p95: bool) -> Text:
     status = Status(step["status"])
     took = "" if step["duration_ms"] is None else brief(step["duration_ms"] - step["uncounted_ms"])
     budget = f"/ {brief(step['budget_ms'])}" if step["budget_ms"] and step["started_ms"] is not None else ""

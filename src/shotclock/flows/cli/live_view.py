@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ...core.errors import Ending
+from ...core.value_types import JsonObject
 from ...core.visible_text import one_line
 from ...store.store import Store
 from ...supervise.clock import monotonic_ns, wall_time
@@ -68,7 +69,7 @@ class View:
         self._deadline_ns: int | None = None
         self._graph: dict[str, Groups] = graph_of(workflow)
         self._begun = asyncio.Event()
-        self._news: dict[str, dict[str, Any]] = {}
+        self._news: dict[str, JsonObject] = {}
         self._printed: dict[str, str] = {}
         self._states: dict[str, StepState] = {}
         self._running: dict[str, _AttemptClock] = {}
@@ -103,7 +104,7 @@ class View:
         else:
             self._running[name] = _AttemptClock()
 
-    def handle_news(self, name: str, news: dict[str, Any]) -> None:
+    def handle_news(self, name: str, news: JsonObject) -> None:
         if news["event"] in ("waiting", "no_worker"):  # no row of the view has room for it
             self._console.print(Text(f"◔ {name or 'the run'} {one_line(news_in_words(news), 1000)}", "yellow"))
             return
@@ -371,7 +372,7 @@ def _shorten(name: str, width: int) -> str:
     return f"{flat[: width - 1 - end]}…{flat[len(flat) - end :]}"
 
 
-def _describe_news(news: dict[str, Any], now_ns: int) -> str:
+def _describe_news(news: JsonObject, now_ns: int) -> str:
     if news["event"] == "wind_down":
         return f"winding down, {_format_ticking(max(0, news['until_ns'] - now_ns) // 1_000_000)}"
     return one_line(news_in_words(news))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from ...core.value_types import replace
+from ...core.value_types import JsonObject, replace
 from ...core.visible_text import one_line
 from ...store.runs import StoredRun
 from ...store.store import Store
@@ -18,7 +17,7 @@ from ..run.runs import RunRequest
 LINE_SHOWN = 200
 
 
-def read_inputs(old: StoredRun, given: Mapping[str, str], request: RunRequest) -> dict[str, Any]:
+def read_inputs(old: StoredRun, given: Mapping[str, str], request: RunRequest) -> JsonObject:
     """Return the inputs of the old run, as far as the file still has them, with those that are given anew."""
     declared = request.workflow.inputs
     kept = {name: value for name, value in old.inputs.items() if name in declared and value is not None}

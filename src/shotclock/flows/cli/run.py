@@ -19,7 +19,7 @@ from ...calls.outcomes import outcome_of_error
 from ...core.envelope import EX_IOERR, Envelope, stop_problem, warning
 from ...core.errors import Ending, Failure, SideEffects
 from ...core.limits import Clocks
-from ...core.value_types import field, replace, value
+from ...core.value_types import JsonObject, field, replace, value
 from ...core.visible_text import one_line, visible
 from ...dispatch.engines import engine_options
 from ...people.person_wait import read_response_budget_ms
@@ -291,7 +291,7 @@ class _Events:
         self._write("step", {"id": state.id, **state.to_answer()})
         self.view.handle_change(state)
 
-    def handle_news(self, step: str, news: dict[str, Any]) -> None:
+    def handle_news(self, step: str, news: JsonObject) -> None:
         self._write(news["event"], {"id": step, **{name: value for name, value in news.items() if name != "event"}})
         self.view.handle_news(step, news)
 
@@ -340,14 +340,14 @@ class _Events:
             envelope.warnings.append(warning("NOT_TOLD", "the last changes were not read"))
         return envelope
 
-    def _write(self, event: str, data: dict[str, Any]) -> None:
+    def _write(self, event: str, data: JsonObject) -> None:
         if self._outlet is not None:
             line = {"event": event, "at": wall_time().iso(), "run_id": self._run_id, **data}
             self._outlet.write(json.dumps(line, default=str) + "\n")
 
 
 def _deliver(envelope: Envelope, options: RunOptions, as_json: bool) -> int:
-    data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
+    data: JsonObject = envelope.data if isinstance(envelope.data, dict) else {}
     text, code = _text(envelope, options), envelope.exit_code
     if options.output_file is not None:
         try:
@@ -374,9 +374,9 @@ def _deliver(envelope: Envelope, options: RunOptions, as_json: bool) -> int:
     return code
 
 
-def _closing_line(envelope: Envelope, data: dict[str, Any], options: RunOptions) -> str:
+def _closing_line(envelope: Envelope, data: JsonObject, options: RunOptions) -> str:
     if "continue_command" in data:
-        name, waiting = one_line(data.get("name", data["run_id"]), 40), data.get("waiting", ())
+        name, waiting = one_line(str(data.get("name", data["run_id"])), 40), data.get("waiting", ())
         where = "" if options.on is None else f" {options.on.on_command_line}"
         asks = "".join(
             f"\n  {one_line(waits['title'], 80)}: shotclock inbox approve {waits['proposal_id']}{where}"

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ...core.limits import NS_PER_MS, format_duration
+from ...core.value_types import JsonObject
 from ...core.visible_text import one_line
 from ...supervise.clock import monotonic_ns
 from ...terminal.output import Outlet
@@ -159,7 +159,7 @@ class RunLines:
             line = f"::{kind} title={_escape(state.id, ':,')}::{_escape(line)}"
         self._write_line(line)
 
-    def handle_news(self, step: str, news: dict[str, Any]) -> None:
+    def handle_news(self, step: str, news: JsonObject) -> None:
         self._write_line(f"◔ {step or 'the run'} {one_line(news_in_words(news), 1000)}")
 
     def _announce(self, step: str | None = None) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
+from ...core.value_types import JsonObject
 from .schema import STEP_NAME, STEP_NAME_LIMIT
 from .yaml_reader import Spot, YamlFlaw, quote
 
@@ -17,7 +18,7 @@ Section = Literal["steps", "finally"]
 
 
 class NamedSteps(NamedTuple):
-    steps: dict[str, Any]
+    steps: JsonObject
     spots: Spot
     flaws: list[tuple[str, YamlFlaw]]  # with the name under which the step is kept
 
@@ -27,7 +28,7 @@ def name_steps(written: list[Any], spots: Spot, defaults: Any, section: Section 
 
     In `finally` each waits for any end of the one before, in `steps` for its success.
     """
-    made: dict[str, Any] = {}
+    made: JsonObject = {}
     named = Spot(spots.place)
     flaws: list[tuple[str, YamlFlaw]] = []
     for number, element in enumerate(written):
@@ -77,7 +78,7 @@ def _unnamed(number: int) -> Iterator[str]:
         name += "-"
 
 
-def _chain(steps: dict[str, Any], defaults: Any, section: Section) -> None:
+def _chain(steps: JsonObject, defaults: Any, section: Section) -> None:
     """Make each step wait for the one before. A step that a reaction runs is not part of the order."""
     called = {name for part in (*steps.values(), defaults) for name in _called_by(part)}
     before: str | None = None
@@ -101,7 +102,7 @@ def _called_by(part: Any) -> Iterator[str]:
         yield from (name for name in ([run] if isinstance(run, str) else run or []) if isinstance(name, str))
 
 
-def merge_finally(written: dict[str, Any], spots: Spot) -> list[tuple[str, YamlFlaw]]:
+def merge_finally(written: JsonObject, spots: Spot) -> list[tuple[str, YamlFlaw]]:
     """Move the steps of `finally` into `steps`, and leave their names. Return the flaws, each with a step's name."""
     if "finally" not in written:
         return []

@@ -18,7 +18,7 @@ from ...core import foreign_words
 from ...core.envelope import Problem
 from ...core.errors import Ending, Failure
 from ...core.validation import Part, ValidationError
-from ...core.value_types import field, replace, value
+from ...core.value_types import JsonObject, field, replace, value
 from ..steps.provider import STEP_TYPES, StepPart
 from ._env_files import EnvFiles, files_of
 from ._step_list import merge_finally, name_steps
@@ -209,9 +209,7 @@ def _with_env_files(loaded: Loaded) -> Loaded:
     return Loaded(source, merged, _sort([*loaded.findings, *found]))
 
 
-def _salvage(
-    source: Source, plain: dict[str, Any], error: ValidationError
-) -> tuple[WorkflowFile | None, list[Finding]]:
+def _salvage(source: Source, plain: JsonObject, error: ValidationError) -> tuple[WorkflowFile | None, list[Finding]]:
     """Return the file without its mistakes, if anything is left; and those in steps of an unknown type."""
     left = copy.deepcopy(plain)
     unknown: set[str] = set()
@@ -231,7 +229,7 @@ def _salvage(
     return None, found
 
 
-def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
+def _repair(left: JsonObject, path: Path_, kind: str) -> None:
     """Remove a mistake. A step keeps its name."""
     if len(path) == 2 and path[0] in ("steps", "checks") and kind != "invalid_key":
         if path[1] not in left.get(path[0], {}):
@@ -262,7 +260,7 @@ def _repair(left: dict[str, Any], path: Path_, kind: str) -> None:
 _AI_KEYS = {"ai_model": "model", "ai_provider": "provider", "ai_mcp_servers": "mcp_servers", "ai_custom_tools": "tools"}
 
 
-def _translate(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _translate(plain: JsonObject, folder: Path) -> JsonObject:
     """Return the file in the schema's keys, without `x-…`. Keys of another meaning stay, and are refused later."""
     made = {key: value for key, value in plain.items() if not key.startswith("x-")}
     if isinstance(imports := made.get("imports"), list) and isinstance(made.get("tools", {}), dict):
@@ -282,7 +280,7 @@ def _translate(plain: dict[str, Any], folder: Path) -> dict[str, Any]:
     return made
 
 
-def _translate_step(step: Any, for_all: dict[str, Any]) -> Any:
+def _translate_step(step: Any, for_all: JsonObject) -> Any:
     if isinstance(step, dict) and step.get("type") is None and "exec" in step:
         return {**step, "type": "command"}
     if not isinstance(step, dict) or step.get("type") != "ai" or not isinstance(step.get("ai", {}), dict):
@@ -300,14 +298,14 @@ def _translate_step(step: Any, for_all: dict[str, Any]) -> Any:
     return {**made, "ai": {**block, **step.get("ai", {})}} if block else step
 
 
-def _read_input(written: dict[str, Any]) -> Any:
+def _read_input(written: JsonObject) -> Any:
     made = {key: value for key, value in written.items() if key != "name"}
     if isinstance(schema := made.get("schema"), dict) and set(schema) == {"type"}:
         made["type"] = made.pop("schema")["type"]
     return made
 
 
-def _read_output(written: dict[str, Any]) -> Any:
+def _read_output(written: JsonObject) -> Any:
     return written["value"] if set(written) <= {"name", "value", "description"} and "value" in written else written
 
 

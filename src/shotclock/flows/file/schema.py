@@ -16,6 +16,7 @@ from ...core.json_values import Read, as_plain, read_json
 from ...core.limits import DurationError, parse_duration_ms
 from ...core.references import REFERENCE, unset_message, value_of
 from ...core.validation import After, Before, Limits, OneOf, Part, field, json_schema_of
+from ...core.value_types import JsonObject
 from ...people.notify.entries import Entries
 from ..steps.command import Shell, ToolStep
 from ..steps.provider import STEP_TYPES, EnvFileNames, Milliseconds, OvertimeKey, Reaction, Scalar, Seconds, StepPart
@@ -48,7 +49,7 @@ class ToolPart(Part):
     description: str | None = None
     exec: str = field(default="", min_length=1)
     workflow: str | None = field(default=None, min_length=1)
-    input_schema: dict[str, Any] | None = field(default=None, keys=("input_schema", "inputSchema"))
+    input_schema: JsonObject | None = field(default=None, keys=("input_schema", "inputSchema"))
     shell: Shell | None = None
     stdin: str | None = None
     env: dict[str, Scalar] = field(default={})
@@ -168,7 +169,7 @@ def callers_of(workflow: WorkflowFile) -> dict[str, list[str]]:
 SHOWN_LIMIT = 200  # characters of a refused value in a message
 
 
-def check_inputs(workflow: WorkflowFile, values: Mapping[str, Any]) -> dict[str, Any]:
+def check_inputs(workflow: WorkflowFile, values: Mapping[str, Any]) -> JsonObject:
     """Return the inputs with defaults, in their declared types. Raises Failure that lists every mistake."""
     inputs = f"there are {', '.join(workflow.inputs)}" if workflow.inputs else "it takes none"
     errors = [
@@ -193,8 +194,8 @@ def check_inputs(workflow: WorkflowFile, values: Mapping[str, Any]) -> dict[str,
     return checked
 
 
-def schema_of_inputs(workflow: WorkflowFile) -> dict[str, Any]:
-    properties: dict[str, dict[str, Any]] = {}
+def schema_of_inputs(workflow: WorkflowFile) -> JsonObject:
+    properties: dict[str, JsonObject] = {}
     for name, part in workflow.inputs.items():
         schema = {"type": None if part.type == "any" else part.type, "description": part.description}
         properties[name] = {key: value for key, value in schema.items() if value is not None}
@@ -337,7 +338,7 @@ def ai_steps(workflow: WorkflowFile) -> Iterator[tuple[str, AiStep]]:
             yield step_id, cast("AiStep", step)
 
 
-def json_schema() -> dict[str, Any]:
+def json_schema() -> JsonObject:
     """Return the JSON Schema for editors, with every other name of a key."""
     schema = json_schema_of(WorkflowFile)
     definitions = schema["$defs"]
@@ -352,10 +353,10 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Shotclock workflow"}
 
 
-def _list_schema(definitions: dict[str, Any]) -> dict[str, Any]:
+def _list_schema(definitions: JsonObject) -> JsonObject:
     """Return the schema of steps as a list, whose elements have a name of their own."""
     name = {"type": "string", "minLength": 1, "maxLength": STEP_NAME_LIMIT, "pattern": STEP_NAME}
-    shapes: list[dict[str, Any]] = [{"type": "string", "minLength": 1}]
+    shapes: list[JsonObject] = [{"type": "string", "minLength": 1}]
     for model in (each.schema for each in STEP_TYPES.values()):
         listed, step = f"{model.__name__}InList", definitions[model.__name__]
         definitions[listed] = {**step, "properties": {**step["properties"], "id": name, "name": name}}
@@ -364,9 +365,9 @@ def _list_schema(definitions: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "minItems": 1, "items": {"anyOf": shapes}}
 
 
-def _also_called(model: type[Part], schema: dict[str, Any]) -> None:
+def _also_called(model: type[Part], schema: JsonObject) -> None:
     required: list[str] = schema.get("required", [])
-    either: list[dict[str, Any]] = []
+    either: list[JsonObject] = []
     for field_name in model.model_fields:
         name, *others = model.keys_of(field_name)
         for other in others:

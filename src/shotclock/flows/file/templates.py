@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ...core.errors import Failure
 from ...core.json_values import as_plain, as_text, is_true, read_json, write_json
+from ...core.value_types import JsonObject
 from .schema import is_template
 from .shell_quoting import has_marks, mark
 
@@ -46,7 +47,7 @@ def bounded_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def find_misfit(schema: dict[str, Any], value: Any) -> str | None:
+def find_misfit(schema: JsonObject, value: Any) -> str | None:
     """Return why a value does not fit a JSON Schema, or None. Raises Failure if that takes too much memory."""
     from jsonschema import Draft202012Validator, SchemaError
     from referencing import Registry
@@ -186,7 +187,7 @@ def _computing(template: str) -> Iterator[None]:
         raise TemplateError(_why(template, error)) from None
 
 
-def render_text(template: str, scope: dict[str, Any], marked: bool = False) -> list[Any]:
+def render_text(template: str, scope: JsonObject, marked: bool = False) -> list[Any]:
     """Return the text of a template and the values of its marks. Runs in a worker; raises TemplateError."""
     _refuse_marks(template)
     environment = environment_for(marked)
@@ -204,7 +205,7 @@ def render_text(template: str, scope: dict[str, Any], marked: bool = False) -> l
         return ["".join(parts), environment.marked_values]
 
 
-def render_value(template: str, scope: dict[str, Any]) -> Any:
+def render_value(template: str, scope: JsonObject) -> Any:
     """Return the value of one expression, the text of any other template. Runs in a worker; raises TemplateError."""
     expression = sole_expression(template)
     if expression is None:
@@ -216,7 +217,7 @@ def render_value(template: str, scope: dict[str, Any]) -> Any:
         return value
 
 
-def evaluate(template: str, scope: dict[str, Any]) -> bool:
+def evaluate(template: str, scope: JsonObject) -> bool:
     """Return whether a condition holds, with or without braces. Runs in a worker; raises TemplateError."""
     expression = condition_expression(template)
     if expression is None:
@@ -248,7 +249,7 @@ def condition_expression(condition: str) -> str | None:
     return sole_expression(condition) if is_template(condition) else condition.strip()
 
 
-def _evaluate_expression(expression: str, scope: dict[str, Any], *, undefined_to_none: bool) -> Any:
+def _evaluate_expression(expression: str, scope: JsonObject, *, undefined_to_none: bool) -> Any:
     written = with_subscripts(expression)
     return environment_for(False).compile_expression(written, undefined_to_none=undefined_to_none)(**scope)
 

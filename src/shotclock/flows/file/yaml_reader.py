@@ -25,7 +25,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from ...core.value_types import field, record, value
+from ...core.value_types import JsonObject, field, record, value
 
 # Aliases can unfold a small file into a huge one, in values and in their length.
 NODE_LIMIT, TEXT_LIMIT = 200_000, 8_000_000
@@ -194,9 +194,9 @@ class _TreeBuilder:
             items.append(value)
         return items, spot
 
-    def _mapping(self, event: Any, depth: int) -> tuple[dict[str, Any], Spot]:
+    def _mapping(self, event: Any, depth: int) -> tuple[JsonObject, Spot]:
         self._check_tag(event)
-        own: dict[str, Any] = {}
+        own: JsonObject = {}
         spot = Spot(_place_of(event))
         merged: list[tuple[Any, Spot]] = []
         for inner in self._events:

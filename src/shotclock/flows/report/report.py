@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.limits import WallTime
 from ...core.validation import ValidationError
-from ...core.value_types import as_dict, field, fields_of, replace, value
+from ...core.value_types import JsonObject, as_dict, field, fields_of, replace, value
 from ...core.visible_text import one_line
 from ...terminal.output import brief
 from ..check.plan import Groups, PlannedStep, needs, plan_of
@@ -61,17 +61,17 @@ class ReportedStep:
     is_finally: bool = False
     reason: str | None = None
     cause: str | None = None
-    error: dict[str, Any] | None = None
+    error: JsonObject | None = None
     ending: str | None = None
-    warnings: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[JsonObject] = field(default_factory=list)
     output: Any = None
     kept_from: str | None = None  # the run in which it succeeded, if that is another
     kept_items: int = 0  # of earlier runs
-    overtime: list[dict[str, Any]] = field(default_factory=list)  # decisions about its time while it ran
-    artifacts: list[dict[str, Any]] = field(default_factory=list)
+    overtime: list[JsonObject] = field(default_factory=list)  # decisions about its time while it ran
+    artifacts: list[JsonObject] = field(default_factory=list)
     waits_for: list[str] = field(default_factory=list)  # proposals that nobody has decided yet
     waited_ms: int = 0  # the part of `duration_ms` in which it waited for people
-    printed: list[dict[str, Any]] = field(default_factory=list)
+    printed: list[JsonObject] = field(default_factory=list)
     """The ends of both streams of each attempt: `step` (an item has its own name), `try`, `stdout` and `stderr`."""
 
     @property
@@ -122,11 +122,11 @@ class Report:
     budget_ms: int | None
     critical_path: tuple[str, ...]  # the chain of steps that the end of the run waited for
     steps: tuple[ReportedStep, ...] = ()  # in the order of their starts, then those that never started
-    error: dict[str, Any] | None = None
+    error: JsonObject | None = None
     outputs: Any = None
-    warnings: tuple[dict[str, Any], ...] = ()  # without those of its steps
-    concurrency: dict[str, Any] | None = None  # its group, and how long it waited for that
-    artifacts: dict[str, Any] | None = None  # their folder, number and size, and whether they were deleted
+    warnings: tuple[JsonObject, ...] = ()  # without those of its steps
+    concurrency: JsonObject | None = None  # its group, and how long it waited for that
+    artifacts: JsonObject | None = None  # their folder, number and size, and whether they were deleted
 
     @property
     def group(self) -> str:
@@ -144,7 +144,7 @@ class Report:
         found = Counter(step.status for step in self.steps)
         return {status: found[status] for status in Status if found[status]}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return as_dict(self) | {
             "status": self.status.value,
             "started_at": None if self.started_at is None else self.started_at.iso(),
@@ -157,7 +157,7 @@ class Report:
         }
 
 
-def _step_dict(step: ReportedStep) -> dict[str, Any]:
+def _step_dict(step: ReportedStep) -> JsonObject:
     made = as_dict(step) | {"depends_on": ["|".join(group) for group in step.depends_on]}
     made |= {"status": step.status.value, "uncounted_ms": step.uncounted_ms}
     made["clock"] = None if step.clock is None else as_dict(step.clock)
@@ -444,7 +444,7 @@ def to_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_artifacts(report: Report) -> list[dict[str, Any]]:
+def list_artifacts(report: Report) -> list[JsonObject]:
     if report.artifacts is None or report.artifacts.get("is_deleted"):
         return []
     return [artifact for step in report.steps for artifact in step.artifacts]

@@ -16,7 +16,7 @@ from ...calls.control_channel import ask_holder
 from ...core.envelope import stop_problem
 from ...core.errors import Ending, Failure, SideEffects
 from ...core.limits import NS_PER_MS
-from ...core.value_types import replace, value
+from ...core.value_types import JsonObject, replace, value
 from ...core.visible_text import one_line
 from ...store.groups import Blocker, GroupPlace, OnConflict, PlaceTaken
 from ...store.runs import RunTaken
@@ -26,7 +26,6 @@ from ...supervise.kernel import is_alive, this_process
 from ..file.schema import WorkflowFile
 from ..file.templates import TemplateError, render_simple
 from .run_context import OnNews
-from .state import JsonObject
 
 LOOK_S = 0.1  # between two questions to the store
 CANCEL_ANSWER_S = 1.0  # for the answer of a run that is cancelled; a stopped process (SIGSTOP) exhausts it

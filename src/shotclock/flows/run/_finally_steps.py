@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .state import JsonObject, Reason, Status, StepState
+from ...core.value_types import JsonObject
+from .state import Reason, Status, StepState
 
 # Texts, so that a template of a run without a failure does not fail.
 NO_FAILURE = {"step": "", "code": "", "message": ""}

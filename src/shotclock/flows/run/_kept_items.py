@@ -8,8 +8,9 @@ from typing import Any
 
 from ...core.errors import SideEffects
 from ...core.json_values import as_text, write_json
+from ...core.value_types import JsonObject
 from ...core.visible_text import HIDDEN
-from .state import JsonObject, Status, StepState
+from .state import Status, StepState
 
 
 def digest_of(item: Any) -> str:

@@ -27,6 +27,7 @@ from ...core.limits import Clocks, Deadline
 from ...core.overtime import ObserverKind
 from ...core.proposal import Kind, Policy, Proposal, ProposalRequest, ProposalStatus, canonical
 from ...core.validation import ValidationError
+from ...core.value_types import JsonObject
 from ...core.visible_text import HIDDEN
 from ...people.approval import NO_SUCH_FILE, NOT_A_FILE, digest_of_file
 from ...people.inbox import EDITED, HIDDEN_VALUES, hide_secrets, restore_hidden
@@ -54,7 +55,6 @@ from ..steps.mcp import McpStep
 from ..steps.provider import STEP_TYPES, Approval, StepPart, duration_ms
 from ..steps.workflow import WorkflowStep
 from .run_context import RunContext
-from .state import JsonObject
 from .step_attempt import AnsweredAttempt
 from .step_renderer import RenderedStep, StepFailed
 

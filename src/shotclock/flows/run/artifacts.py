@@ -21,13 +21,13 @@ from pathlib import Path
 from ...core.envelope import Warning_, warning
 from ...core.errors import Failure
 from ...core.limits import NS_PER_MS
-from ...core.value_types import field, record
+from ...core.value_types import JsonObject, field, record
 from ...store.home import make_private_directory
 from ...store.store import ARTIFACTS_FOLDER, log_name, parse_size
 from ...supervise.clock import monotonic_ns
 from ..file.schema import WorkflowFile
 from ..steps.provider import ArtifactPath
-from .state import JsonObject, StepState
+from .state import StepState
 
 VARIABLE = "SHOTCLOCK_RUN_ARTIFACTS_SIZE"
 DEFAULT_BYTES = 256_000_000

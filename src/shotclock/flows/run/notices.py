@@ -16,7 +16,7 @@ from ...core.envelope import Envelope, Warning_, warning
 from ...core.errors import Failure
 from ...core.limits import format_duration
 from ...core.references import REFERENCE
-from ...core.value_types import value
+from ...core.value_types import JsonObject, value
 from ...core.visible_text import one_line
 from ...people.notify.delivery import Unsent, deliver
 from ...people.notify.entries import NotifyPart, UserFile, read_user_file
@@ -73,7 +73,7 @@ def notice_of(
     environment: Mapping[str, str],
     lasted_ms: int,
 ) -> Notice | None:
-    data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
+    data: JsonObject = envelope.data if isinstance(envelope.data, dict) else {}
     events = tuple(_events_of(envelope, data))
     users, flaw = UserFile(), None
     try:
@@ -152,10 +152,10 @@ def _describe(
     event: str,
     users: UserFile,
     lasted_ms: int,
-) -> dict[str, Any]:
+) -> JsonObject:
     how = {"timed_out": "timed out", "parked": "waits for a person", "ended": "succeeded"}.get(event, event)
     title = one_line(f"{name} {how}", 200)
-    described: dict[str, Any] = {
+    described: JsonObject = {
         "event": event,
         "title": title,
         "run_id": run_id,

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...core.errors import Failure
 from ...core.limits import WORK_CLOCKS
-from ...core.value_types import value
+from ...core.value_types import JsonObject, value
 from ...people.approval import NO_SUCH_FILE, digest_of_file
 from ...store.runs import StoredRun
 from ...store.store import Store
@@ -28,7 +28,7 @@ from ..file.templates import mentions, uses_mapping
 from ..steps.command import ToolStep
 from ._kept_items import is_masked, keep, keep_finished
 from .artifacts import run_folder
-from .state import JsonObject, Reason, Status, StepState, is_same, read_record, unstarted_state, without_mark
+from .state import Reason, Status, StepState, is_same, read_record, unstarted_state, without_mark
 from .step_choice import depends_of, left_out, refuse_unknown
 
 # Keys of a step that have no part in the output of an attempt that succeeded.

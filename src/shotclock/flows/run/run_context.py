@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.limits import NS_PER_MS, Deadline, Fired, WallTime
 from ...core.proposal import Proposal
-from ...core.value_types import field, value
+from ...core.value_types import JsonObject, field, value
 from ...core.visible_text import Redaction
 from ...supervise.clock import monotonic_ns
 from ..check.plan import NO_FINALLY, FinallyReserve
 from ..file.schema import WorkflowFile
 from ..steps.provider import ForeignProposal, Providers
 from .artifacts import RunArtifacts
-from .state import JsonObject, StepState
+from .state import StepState
 from .step_log import RunLogs
 
 if TYPE_CHECKING:

@@ -13,12 +13,13 @@ from ...core.errors import Failure
 from ...core.limits import NS_PER_MS, WallTime
 from ...core.overtime import OvertimeRequest
 from ...core.proposal import Proposal
+from ...core.value_types import JsonObject
 from ...store.home import StoreBusy
 from ...store.runs import StepRecord
 from ...supervise.clock import monotonic_ns, wall_time
 from .run_context import Deadlines, RunContext
 from .scheduler import Scheduler
-from .state import JsonObject, Status, StepState
+from .state import Status, StepState
 
 BUSY_PAUSE_S = 0.05  # the pause before news of a run is written again while other processes keep the store busy
 

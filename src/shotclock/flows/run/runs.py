@@ -24,7 +24,7 @@ from ...core.errors import Failure
 from ...core.limits import NS_PER_MS, ClockKind, Clocks, Deadline, Fired, WallTime
 from ...core.overtime import ObserverKind
 from ...core.trace import TraceContext
-from ...core.value_types import entity, field, replace, value
+from ...core.value_types import JsonObject, entity, field, replace, value
 from ...core.visible_text import looks_secret
 from ...people.approval import ask_person
 from ...people.inbox import Inbox
@@ -50,7 +50,6 @@ from .run_news import RunNews, RunWork
 from .scheduler import RunLimits, Scheduler
 from .state import (
     CANCEL,
-    JsonObject,
     StepState,
     TemplateScope,
     describe_steps,

@@ -14,14 +14,14 @@ from typing import Any
 from ...core.envelope import Warning_, warning
 from ...core.errors import Failure, SideEffects
 from ...core.limits import NS_PER_MS
-from ...core.value_types import value
+from ...core.value_types import JsonObject, value
 from ...supervise.clock import monotonic_ns
 from ..check.plan import clean_up_steps, ends_awaited, graph_of, needs, on_demand, reach
 from ..file.schema import WorkflowFile, failure_reaction
 from ..steps.provider import STEP_TYPES, Reaction, StepPart
 from ._finally_steps import describe_run, has_begun
 from .run_context import Deadlines, OnChange, ParallelSlots, Slot
-from .state import JsonObject, OutputsView, Reason, Status, StepState, StepsView, unstarted_state
+from .state import OutputsView, Reason, Status, StepState, StepsView, unstarted_state
 
 # The limit of `goto` from one step: a longer loop is taken for endless.
 LOOP_CAP = 10

@@ -17,7 +17,7 @@ from ...core.envelope import Problem, Warning_, stop_problem
 from ...core.errors import Ending, Failure, SideEffects, effects_of_all
 from ...core.limits import NS_PER_MS, ClockKind, Fired, WallTime, format_duration
 from ...core.references import REFERENCE
-from ...core.value_types import field, fields_of, record
+from ...core.value_types import JsonObject, field, fields_of, record
 from ...core.visible_text import HIDDEN, Redaction, is_secret_header, looks_secret
 from ..check.plan import keep_outputs, keep_steps, step_timeout_ms
 from ..file.schema import WorkflowFile
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ...store.runs import StoredRun
     from ...store.store import Store
 
-JsonObject = dict[str, Any]
 StepError = JsonObject
 TemplateScope = JsonObject
 

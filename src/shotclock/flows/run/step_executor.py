@@ -20,7 +20,7 @@ from ...core.errors import Ending, Failure, SideEffects, effects_of_all
 from ...core.json_values import Read, as_plain, as_text, describe_value, read_json, read_printed, warn_of_kept
 from ...core.limits import NS_PER_MS, WORK_CLOCKS, Clocks, Fired
 from ...core.overtime import ObserverKind, OvertimeDecision, OvertimePolicy
-from ...core.value_types import record, replace
+from ...core.value_types import JsonObject, record, replace
 from ...core.visible_text import one_line
 from ...supervise.clock import monotonic_ns
 from ...worker.context import current_scope
@@ -47,7 +47,6 @@ from ._step_approval import StepApproval
 from .artifacts import COLLECT_LIMIT_MS, LEAST_LIMIT_MS
 from .run_context import ParallelSlots, RunContext, steps_at_work
 from .state import (
-    JsonObject,
     Reason,
     Status,
     StepError,

@@ -16,14 +16,13 @@ from itertools import groupby
 from pathlib import Path
 from urllib.parse import unquote
 
-from ...core.value_types import value
+from ...core.value_types import JsonObject, value
 from ...core.visible_text import HIDDEN, SHORTEST, Redaction
 from ...dispatch.job_log import Log, Logbook
 from ...store.home import StoreUnusable, make_private_directory
 from ...store.store import LOGS_FOLDER, log_name
 from ...supervise.clock import monotonic_ns
 from ._log_quota import LogQuota
-from .state import JsonObject
 
 PRINTING = ("command", "tool", "function", "mcp", "ai")  # the types of steps whose output is kept
 UNFINISHED_NS = 1_000_000_000  # after this time the beginning of a line is shown

@@ -14,6 +14,7 @@ from ...core.errors import Failure
 from ...core.json_values import as_text, is_true
 from ...core.limits import Clocks, Fired
 from ...core.references import UnsetVariable, unset_message, unset_name_message
+from ...core.value_types import JsonObject
 from ...core.visible_text import looks_secret
 from ..file import templates
 from ..file.schema import References, holds_template, is_template
@@ -23,7 +24,7 @@ from ..steps.ai import AI, AiStep, read_prompt
 from ..steps.command import CommandStep, ToolStep, shell_argv
 from ..steps.provider import STEP_TYPES, StepPart, StepType
 from .run_context import RunContext
-from .state import JsonObject, Status, StepError, TemplateScope
+from .state import Status, StepError, TemplateScope
 
 # Only an endless loop takes longer.
 TEMPLATE_MS = 5_000

@@ -41,6 +41,7 @@ from pydantic_core import SchemaValidator, core_schema
 from ...core.errors import Failure
 from ...core.json_values import read_json
 from ...core.limits import format_duration
+from ...core.value_types import JsonObject
 from ...worker.context import Context
 from ._ai_client import LONGEST_REQUEST_S, AnswerTooLong, build_model
 from .ai_models import as_object, find_value_flaw
@@ -114,7 +115,7 @@ _SIZED = ("content", "args", "tool_name", "content_delta", "args_delta", "tool_n
 _LIMIT_NAME = re.compile("(request|tool_calls|input_tokens|output_tokens|total_tokens|cost)_limit")
 
 
-async def run_agent(ctx: Context, task: dict[str, Any]) -> dict[str, Any]:
+async def run_agent(ctx: Context, task: JsonObject) -> JsonObject:
     """Run an agent and return its answer. Bounds the memory of this process. Raises Failure."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     most = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
@@ -137,7 +138,7 @@ class _Silent(ConnectionError):
 class AgentRun:
     """One run of an agent: one conversation, with its models one after the other."""
 
-    def __init__(self, ctx: Context, task: dict[str, Any], models: list[Model], *, tells_end: bool = True) -> None:
+    def __init__(self, ctx: Context, task: JsonObject, models: list[Model], *, tells_end: bool = True) -> None:
         """`tells_end`: every answer of the model ends with its finish reason, as over HTTP."""
         self._ctx, self._task, self._models, self._tells_end = ctx, task, models, tells_end
         self._history: list[ModelMessage] | None = None
@@ -189,7 +190,7 @@ class AgentRun:
         agent.output_validator(self._check_output)
         return agent
 
-    def _check_output(self, output: dict[str, Any]) -> dict[str, Any]:
+    def _check_output(self, output: JsonObject) -> JsonObject:
         """Request corrections of an invalid answer, at most CORRECTIONS; the caller reports a remaining flaw."""
         if self._is_wrapped and "result" not in output:
             raise exceptions.ModelRetry("give the answer as `result`")
@@ -211,7 +212,7 @@ class AgentRun:
             capabilities=capabilities,
         )
 
-    async def answer(self) -> dict[str, Any]:
+    async def answer(self) -> JsonObject:
         """Return the model's answer. Raises Failure with the usage in its data."""
         for model in self._models:
             try:
@@ -225,7 +226,7 @@ class AgentRun:
                 await self._begin_again()
         raise AssertionError("there is a model")
 
-    async def _ask(self, model: Model) -> dict[str, Any]:
+    async def _ask(self, model: Model) -> JsonObject:
         """Ask one model, and retry after temporary failures. Raises Failure."""
         retry, attempts = Retry.model_validate(self._task["retry"]), 1
         while True:
@@ -252,7 +253,7 @@ class AgentRun:
             await self._rest(pause_s)
             await self._begin_again()
 
-    async def _converse(self, model: Model) -> dict[str, Any]:
+    async def _converse(self, model: Model) -> JsonObject:
         """Continue the conversation to its end. Raises exceptions of pydantic-ai and the SDKs."""
         going = self._agent.iter(
             self._task["prompt"] if self._history is None else None,
@@ -474,16 +475,16 @@ class AgentRun:
     async def _begin_again(self) -> None:
         await self._ctx.link.ask("request", {"again": True, "retries": self._retries})
 
-    def _describe(self, model: str) -> dict[str, Any]:
+    def _describe(self, model: str) -> JsonObject:
         used, is_known = self._usage, self._is_usage_known and self._usage.total_tokens > 0
-        usage: dict[str, Any] = {
+        usage: JsonObject = {
             "requests": self._requests,
             "tool_calls": self._tool_calls,
             **{name: getattr(used, name) if is_known else None for name in _TOKENS},
         }
         if used.cost is not None and is_known:
             usage["cost"] = float(used.cost)
-        details: dict[str, Any] = {"model": model, "usage": usage}
+        details: JsonObject = {"model": model, "usage": usage}
         if self._retries:
             details["retries"] = self._retries
         if self._failed:
@@ -522,7 +523,7 @@ def _size_of(event: object) -> int:
 class _Tools(AbstractToolset[None]):
     """The tools of the agent, which its caller runs."""
 
-    def __init__(self, ctx: Context, tools: list[dict[str, Any]], count: Callable[[object], None]) -> None:
+    def __init__(self, ctx: Context, tools: list[JsonObject], count: Callable[[object], None]) -> None:
         """`count` is called with each result, and raises where the conversation is full."""
         self._ctx, self._count = ctx, count
         self._turns = asyncio.Semaphore(MOST_TOOLS_AT_ONCE)
@@ -548,16 +549,14 @@ class _Tools(AbstractToolset[None]):
     async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[None]]:
         return self._tools
 
-    async def call_tool(
-        self, name: str, tool_args: dict[str, Any], ctx: RunContext[None], tool: ToolsetTool[None]
-    ) -> Any:
+    async def call_tool(self, name: str, tool_args: JsonObject, ctx: RunContext[None], tool: ToolsetTool[None]) -> Any:
         """Call a tool. Raises ToolFailed for the model, and Failure where the conversation is full."""
         async with self._turns:
             result = await self._ask_for(name, tool_args)
         self._count(result)
         return result
 
-    async def _ask_for(self, name: str, tool_args: dict[str, Any]) -> Any:
+    async def _ask_for(self, name: str, tool_args: JsonObject) -> Any:
         if self._ctx.stopping:
             raise exceptions.ToolFailed(NOT_RUN)
         asking = asyncio.ensure_future(self._ctx.link.ask("tool", {"name": name, "arguments": tool_args}))

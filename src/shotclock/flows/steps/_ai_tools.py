@@ -25,7 +25,7 @@ from ...core.envelope import Envelope, Problem, Warning_
 from ...core.errors import Ending, Failure, SideEffects
 from ...core.json_values import as_text
 from ...core.limits import NS_PER_MS, ClockKind, Clocks, format_duration
-from ...core.value_types import entity, field, replace, value
+from ...core.value_types import JsonObject, entity, field, replace, value
 from ...net.tool_call import load_client
 from ...supervise.client import REPORT_LIMIT_MS
 from ...supervise.clock import monotonic_ns
@@ -78,7 +78,7 @@ class AgentTools:
         self._servers = [_Server(name, written) for name, written in ai.mcp_servers.items()]
         self._running: set[asyncio.Task[Any]] = set()
         self._stopping: list[asyncio.Future[None]] = []
-        self.late_results: list[dict[str, Any]] = []
+        self.late_results: list[JsonObject] = []
         self.warnings: tuple[Warning_, ...] = ()
         self.survivors: list[dict[str, object]] = []
         self._is_prolonged = False
@@ -86,7 +86,7 @@ class AgentTools:
         self.shown: StepText = StepText(step)
 
     @property
-    def definitions(self) -> list[dict[str, Any]]:
+    def definitions(self) -> list[JsonObject]:
         return [
             {"name": each.name, "description": each.description, "input_schema": dict(each.input_schema)}
             for each in self._tools.values()
@@ -198,7 +198,7 @@ class AgentTools:
                 asking = server.conversation.ask_to_stop(server.request_ids or [self._call.request_id], within_ms)
                 self._stopping.append(asyncio.ensure_future(asking))
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> JsonObject:
         """Call a tool and return the reply for the model. Raises only a cancellation."""
         if self.is_winding_down():
             return self._failed_reply("not run: time is nearly up")
@@ -207,7 +207,7 @@ class AgentTools:
             self.late_results.append({"tool": name, "output": reply["output"] if reply["ok"] else reply["error"]})
         return reply
 
-    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> JsonObject:
         tool = self._tools.get(name)
         task = asyncio.current_task()
         assert task is not None
@@ -240,7 +240,7 @@ class AgentTools:
         parts = [str(error_detail.get("message", "it failed")), text, str(stderr or "").strip()]
         return self._failed_reply("\n".join(part for part in parts if part))
 
-    def _failed_reply(self, message: str) -> dict[str, Any]:
+    def _failed_reply(self, message: str) -> JsonObject:
         return {"ok": False, "error": _shorten(message), "remaining_ms": self.remaining_ms()}
 
     def is_winding_down(self) -> bool:
@@ -375,7 +375,7 @@ class AgentListener(CallListener):
         self._request_began = 0
         self.tool_calls: int = 0
         self._created_ns, self._began_ns = monotonic_ns(), 0
-        self.details: dict[str, Any] = {}  # the model and its usage so far
+        self.details: JsonObject = {}  # the model and its usage so far
 
     @property
     def has_begun(self) -> bool:
@@ -412,7 +412,7 @@ class AgentListener(CallListener):
                 return self._handle_request(details)
         return super().ask(question, value)
 
-    async def _handle_request(self, details: dict[str, Any]) -> dict[str, Any]:
+    async def _handle_request(self, details: JsonObject) -> JsonObject:
         """Record a request; with `again`, the text since the last one is void. Return the time left in a wind-down."""
         if not self.has_begun:
             self._began_ns = monotonic_ns()

@@ -20,7 +20,7 @@ from ...core.envelope import Envelope, Problem
 from ...core.errors import Ending, Failure
 from ...core.json_values import as_text
 from ...core.limits import ClockKind, format_duration
-from ...core.value_types import entity, replace
+from ...core.value_types import JsonObject, entity, replace
 from ...dispatch.dispatcher import Dispatcher
 from ...dispatch.invocation import Target, parse_attribute
 from ...people.inbox import HIDDEN_VALUES, Inbox, hide_secrets
@@ -162,8 +162,8 @@ def _request_of(step: StepCall, call: Call) -> CallRequest:
 def _surroundings(step: StepCall) -> StepSurroundings:
     """Return the App's name and the variables, which the file decides."""
 
-    async def describe(inbox: Inbox) -> dict[str, Any]:
-        found: dict[str, Any] = {"app": parse_attribute(str(step.settings["target"]))}
+    async def describe(inbox: Inbox) -> JsonObject:
+        found: JsonObject = {"app": parse_attribute(str(step.settings["target"]))}
         if step.own_env:
             hidden: list[str] = []
             found["environment"] = await hide_secrets(inbox, step.redact, step.own_env, "environment", hidden)

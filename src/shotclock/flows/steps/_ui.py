@@ -9,6 +9,7 @@ from ...calls.call import Call
 from ...calls.outcomes import failure_outcome
 from ...calls.runtime import Runtime
 from ...core.errors import Ending, Failure
+from ...core.value_types import JsonObject
 from ...supervise.clock import monotonic_ns
 from ...ui.client import KILL_MARGIN_MS, RESULT_MARGIN_MS, execute_async
 from ...ui.device import DEFAULT_DEVICE, kind_of
@@ -21,7 +22,7 @@ RESULT_MS = RESULT_MARGIN_MS + KILL_MARGIN_MS
 
 class UiStep(StepPart):
     type: Literal["ui"]
-    execution: dict[str, Any] | None = None
+    execution: JsonObject | None = None
     actions: list[Any] | None = None  # the step's `timeout` is their timeoutMs
     mode: str = "direct"
     device: str = DEFAULT_DEVICE
@@ -116,7 +117,7 @@ class UiProvider(Provider):
         return StepResult(envelope, data)
 
 
-def _payload_of(actions: Any, mode: str, timeout: Any, task: str = "check") -> dict[str, Any]:
+def _payload_of(actions: Any, mode: str, timeout: Any, task: str = "check") -> JsonObject:
     """Return a payload. `timeout` is the step's, in milliseconds or as written."""
     timeout_ms = duration_ms(timeout, "ms") if timeout else DEFAULT_TIMEOUT_MS
     return {

@@ -31,7 +31,7 @@ from ...core.json_values import as_text
 from ...core.limits import ClockKind, Clocks, format_duration
 from ...core.overtime import OvertimeDecision, read_decision
 from ...core.validation import Before, field
-from ...core.value_types import replace
+from ...core.value_types import JsonObject, replace
 from ...core.visible_text import looks_secret
 from ...supervise.clock import monotonic_ns
 from ._ai_tools import AgentListener, AgentTools, AgentWork, RequestListener
@@ -74,7 +74,7 @@ class AiStep(StepPart):
     prompt: str | None = None
     prompt_file: str | None = None
     ai: AiPart = AiPart()
-    output_schema: Annotated[dict[str, Any] | None, Before(_schema, dict[str, Any] | str | None)] = field(
+    output_schema: Annotated[JsonObject | None, Before(_schema, JsonObject | str | None)] = field(
         default=None, keys=("output_schema", "schema")
     )
 
@@ -121,11 +121,11 @@ STEP_TYPES = (AI,)
 DEFAULT_WIND_DOWN_MS = 45_000  # from the request to finish to the hard stop
 
 
-def read_overtime(ai: AiPart) -> dict[str, Any] | None:
+def read_overtime(ai: AiPart) -> JsonObject | None:
     if ai.timeout_behavior != "negotiated":
         return None
     durations = {"budget": ai.negotiated_timeout_budget, "max_per_request": ai.negotiated_timeout_max_per_request}
-    keys: dict[str, Any] = {
+    keys: JsonObject = {
         "observer": "model",
         "max_requests": ai.negotiated_timeout_max_requests,
         "model": {name: getattr(ai, name) for name in ("provider", "model", "base_url", "api_key_env")},
@@ -300,7 +300,7 @@ class AiProvider(Provider):
             agents = await self._open_agents([chosen])
             self._warming = asyncio.ensure_future(agents.warm_up())
 
-    async def observe_overtime(self, call: Call, summary: dict[str, Any]) -> OvertimeDecision:
+    async def observe_overtime(self, call: Call, summary: JsonObject) -> OvertimeDecision:
         assert call.overtime is not None
         policy = call.overtime.policy
         written = AiModel.model_validate(dict(policy.model or {}))
@@ -358,7 +358,7 @@ def _make_result(call: Call, outcome: Outcome, listener: AgentListener) -> StepR
     tools = listener.tools
     answered = outcome.value if outcome.problem is None and isinstance(outcome.value, dict) else None
     data = outcome.data if isinstance(outcome.data, dict) else {}
-    details: dict[str, Any] = {**listener.details, **{key: data[key] for key in _DETAILS if key in data}}
+    details: JsonObject = {**listener.details, **{key: data[key] for key in _DETAILS if key in data}}
     details["startup_ms"] = listener.startup_ms
     problem = outcome.problem if isinstance(outcome.problem, Problem) else None
     fired = None if problem is None else problem.fired

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from ...core.errors import Failure
 from ...core.validation import Before, Part, field
+from ...core.value_types import JsonObject
 from ...core.visible_text import looks_secret
 from .provider import Backoff, Milliseconds, Retry, Scalar, as_list, check_server
 
@@ -272,7 +273,7 @@ def find_value_flaw(schema: Mapping[str, Any], value: object) -> str | None:
     return None if error is None else f"{error.json_path}: {error.message}"
 
 
-def _objects_in(value: object) -> Iterator[dict[str, Any]]:
+def _objects_in(value: object) -> Iterator[JsonObject]:
     """Yield the objects in a schema that are not values of `const` or `enum`."""
     if isinstance(value, dict):
         yield value
@@ -282,12 +283,12 @@ def _objects_in(value: object) -> Iterator[dict[str, Any]]:
             yield from _objects_in(each)
 
 
-def as_object(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+def as_object(schema: Mapping[str, Any]) -> tuple[JsonObject, bool]:
     """Return a schema for a model, and whether the answer is wrapped as `result`: a structured answer is an object.
 
     Definitions move to `$defs`, where every provider expects them. Raises ValueError for other references.
     """
-    written: dict[str, Any] = copy.deepcopy(dict(schema))
+    written: JsonObject = copy.deepcopy(dict(schema))
     for part in _objects_in(written):
         if isinstance(reference := part.get("$ref"), str):
             if not (found := re.fullmatch(r"#/(?:\$defs|definitions)/([^/]+)", reference)):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ...core.envelope import Envelope, warning
 from ...core.validation import After, Before, field
-from ...core.value_types import replace
+from ...core.value_types import JsonObject, replace
 from ._output_file import VARIABLE, output_file, read_output_file
 from .provider import Provider, StepCall, StepPart, StepResult, StepType, as_list
 
@@ -59,7 +59,7 @@ class CommandStep(StepPart):
 class ToolStep(StepPart):
     type: Literal["tool"]
     tool: str = field(min_length=1)
-    arguments: dict[str, Any] = field(default={}, keys=("arguments", "args"))
+    arguments: JsonObject = field(default={}, keys=("arguments", "args"))
 
 
 COMMAND: StepType = StepType(
@@ -132,7 +132,7 @@ def _with_written(result: StepResult, path: str) -> StepResult:
 
 def _make_result(envelope: Envelope) -> StepResult:
     """Return the result with the whole output, which may be in a file."""
-    data: dict[str, Any] = envelope.data if isinstance(envelope.data, dict) else {}
+    data: JsonObject = envelope.data if isinstance(envelope.data, dict) else {}
     total = data.get("stdout_bytes")
     if total is None:
         return StepResult(envelope, data.get("stdout", ""))

@@ -7,9 +7,10 @@ import contextlib
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ...core.validation import field
+from ...core.value_types import JsonObject
 from .provider import Provider, RunServices, StepPart, StepType
 
 
@@ -17,7 +18,7 @@ class FunctionStep(StepPart):
     type: Literal["function"]
     target: str = field(min_length=1)  # package.module:app or path/to/file.py:app
     command: str = field(min_length=1)
-    arguments: dict[str, Any] = field(default={}, keys=("arguments", "args"))
+    arguments: JsonObject = field(default={}, keys=("arguments", "args"))
 
 
 def _make_provider(services: RunServices) -> Provider:

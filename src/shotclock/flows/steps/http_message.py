@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import httpx2
 
 from ...core.json_values import write_json
-from ...core.value_types import value
+from ...core.value_types import JsonObject, value
 from ...core.visible_text import hide_credentials, hide_values
 from ...supervise.command_task import make_private_directory, prune_spills, spill_path
 
@@ -45,7 +45,7 @@ class InvalidRequest(Exception):
 class HttpRequest:
     method: str
     url: str
-    params: dict[str, Any]
+    params: JsonObject
     headers: list[tuple[bytes, bytes]]
     content: bytes | None
     max_body_bytes: int

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+from ...core.value_types import JsonObject
+
 COMBINATIONS_LIMIT = 1_000
 CHANGES_LIMIT = 100  # entries of `include` and `exclude`, each of which is compared with all combinations
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-def combine(written: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+def combine(written: Mapping[str, list[Any]]) -> list[JsonObject]:
     """Return the combinations in order. Raises ValueError."""
     axes = {name: values for name, values in written.items() if name not in ("include", "exclude")}
     include, exclude = written.get("include", []), written.get("exclude", [])
@@ -36,7 +38,7 @@ def combine(written: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     originals = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())] if axes else []
     originals = [each for each in originals if not any(_fits(entry, each) for entry in exclude)]
     combinations = [dict(each) for each in originals]
-    more: list[dict[str, Any]] = []
+    more: list[JsonObject] = []
     for entry in include:
         own = {name: value for name, value in entry.items() if name in axes}
         fitting = [number for number, each in enumerate(originals) if _fits(own, each)]

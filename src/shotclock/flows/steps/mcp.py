@@ -12,6 +12,7 @@ from ...calls.runtime import Runtime
 from ...core.errors import Ending, Failure
 from ...core.limits import MAX_MS, Deadline, parse_duration_ms
 from ...core.validation import field
+from ...core.value_types import JsonObject
 from ...net.tool_call import ToolAnswer, ToolRequest
 from ...people.inbox import Inbox
 from ...people.person_wait import undecided_outcome
@@ -38,7 +39,7 @@ class McpStep(StepPart):
     url: str | None = None
     headers: dict[str, Scalar] = field(default={})
     method: str = field(min_length=1, keys=("method", "tool"))
-    arguments: dict[str, Any] = field(
+    arguments: JsonObject = field(
         default={},
         keys=("arguments", "method_args", "methodArgs"),
     )

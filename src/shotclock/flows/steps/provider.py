@@ -24,8 +24,8 @@ from ...core.limits import MAX_MS, NS_PER_MS, WORK_CLOCKS, Clocks, DurationError
 from ...core.overtime import OvertimeError, OvertimePolicy
 from ...core.proposal import Proposal
 from ...core.validation import After, Before, Limits, Part, field, read_hints
+from ...core.value_types import JsonObject, record, replace, value
 from ...core.value_types import field as dataclass_field
-from ...core.value_types import record, replace, value
 from ...supervise.clock import monotonic_ns
 from .matrix import combine
 
@@ -192,7 +192,7 @@ def _overtime(written: Any) -> Any:
     return written
 
 
-OvertimeKey = Annotated[dict[str, Any] | bool | str | int | float | None, Before(_overtime)]
+OvertimeKey = Annotated[JsonObject | bool | str | int | float | None, Before(_overtime)]
 
 
 def _known_matrix(written: dict[str, list[Any]] | None) -> dict[str, list[Any]] | None:
@@ -261,7 +261,7 @@ class StepPart(Part):
     env_file: EnvFileNames = field(default=[])
     cwd: str | None = field(default=None, keys=("cwd", "working_directory"))
     transform: str | None = None
-    output_schema: dict[str, Any] | None = None
+    output_schema: JsonObject | None = None
     tags: Names = field(default=[])
     idempotent: bool = False
     overtime: OvertimeKey = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...core.envelope import Envelope
 from ...core.limits import in_seconds
 from ...core.validation import field
-from ...core.value_types import replace
+from ...core.value_types import JsonObject, replace
 from .provider import NestedRun, Provider, StepCall, StepPart, StepResult, StepType
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class WorkflowStep(StepPart):
     type: Literal["workflow"]
     workflow: str = field(min_length=1, keys=("workflow", "config"))
-    inputs: dict[str, Any] = field(default={}, keys=("inputs", "args"))
+    inputs: JsonObject = field(default={}, keys=("inputs", "args"))
 
 
 WORKFLOW = StepType(

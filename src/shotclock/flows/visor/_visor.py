@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ...core.value_types import field, record, replace
+from ...core.value_types import JsonObject, field, record, replace
 from ..file.loader import find_id
 from ..file.schema import STEP_NAME
 from ..file.yaml_reader import Tree
@@ -121,8 +121,8 @@ class _Conversion:
 
     # --- the top of the file
 
-    def _top(self, document: dict[str, Any], key: str, steps: dict[str, Any]) -> tuple[dict[str, Any], VisorFile]:
-        made: dict[str, Any] = {"version": "1.0"}
+    def _top(self, document: JsonObject, key: str, steps: JsonObject) -> tuple[JsonObject, VisorFile]:
+        made: JsonObject = {"version": "1.0"}
         for name in ("name", "description", "id"):
             if isinstance(document.get(name), str):
                 made[name] = document[name]
@@ -162,7 +162,7 @@ class _Conversion:
                 self.notes.add((name,), _LEFT_OUT.get(name, "there is nothing like it here"))
         return made, file
 
-    def _with_defaults(self, document: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
+    def _with_defaults(self, document: JsonObject, step: JsonObject) -> JsonObject:
         """Return a step with what the file says for all of them."""
         made = dict(step)
         if document.get("fail_if") is not None and "fail_if" not in step:
@@ -173,8 +173,8 @@ class _Conversion:
                     made[key] = document[key]
         return made
 
-    def _inputs(self, written: Any) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+    def _inputs(self, written: Any) -> JsonObject:
+        made: JsonObject = {}
         listed = written if isinstance(written, list) else []
         if written is not None and not isinstance(written, list):
             self.notes.add(("inputs",), "it should be a list")
@@ -183,7 +183,7 @@ class _Conversion:
             if not isinstance(each, dict) or not isinstance(each.get("name"), str):
                 self.notes.add(path, "an input needs a name")
                 continue
-            part: dict[str, Any] = {}
+            part: JsonObject = {}
             schema = each.get("schema")
             kind = schema.get("type") if isinstance(schema, dict) else each.get("type")
             if kind in ("string", "number", "integer", "boolean", "object", "array"):
@@ -220,8 +220,8 @@ class _Conversion:
                 self.notes.add(path, "an output needs a `value`; a `value_js` is not converted: write it as one")
         return made
 
-    def _tools(self, written: Any, file: VisorFile) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+    def _tools(self, written: Any, file: VisorFile) -> JsonObject:
+        made: JsonObject = {}
         if written is not None and not isinstance(written, dict):
             self.notes.add(("tools",), "it should be a mapping")
             return made
@@ -234,7 +234,7 @@ class _Conversion:
             command = file.text((*path, "exec"), tool["exec"], scope=scope, is_command=True)
             if command is None:
                 continue
-            part: dict[str, Any] = {"exec": command}
+            part: JsonObject = {"exec": command}
             for theirs, ours, kind in (("description", "description", str), ("cwd", "cwd", str)):
                 if isinstance(tool.get(theirs), kind):
                     part[ours] = tool[theirs]
@@ -253,8 +253,8 @@ class _Conversion:
             made[name] = part
         return made
 
-    def _imports(self, written: Any) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+    def _imports(self, written: Any) -> JsonObject:
+        made: JsonObject = {}
         for number, each in enumerate(written if isinstance(written, list) else []):
             if not isinstance(each, str) or "://" in each:
                 self.notes.add(("imports", number), "only files beside this one can be imported")
@@ -264,7 +264,7 @@ class _Conversion:
             self.notes.add(("imports", number), what, is_lost=False)
         return made
 
-    def _routing(self, written: Any, made: dict[str, Any], file: VisorFile) -> None:
+    def _routing(self, written: Any, made: JsonObject, file: VisorFile) -> None:
         if written is None:
             return
         if not isinstance(written, dict):
@@ -283,7 +283,7 @@ class _Conversion:
 
     # --- what does not pass the check
 
-    def _repair(self, made: dict[str, Any], file: VisorFile) -> None:
+    def _repair(self, made: JsonObject, file: VisorFile) -> None:
         """Replace steps that `check` would refuse, such as a value inside a script, by steps that fail."""
         for _ in range(REPAIR_ROUNDS):
             try:
@@ -303,7 +303,7 @@ class _Conversion:
                 made["steps"][name] = failing_step(file, name, found.message, made["steps"][name])
 
 
-def _kind_of(step: dict[str, Any]) -> str:
+def _kind_of(step: JsonObject) -> str:
     """Return the type of a step, as far as it says what its output is."""
     kind = str(step.get("type") or ("command" if "exec" in step else "ai"))
     return f"{kind} with transform" if step.keys() & {"transform", "transform_js"} else kind

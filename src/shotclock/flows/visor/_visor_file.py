@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...core.value_types import field, record, replace, value
+from ...core.value_types import JsonObject, field, record, replace, value
 from ..file.yaml_reader import Tree
 from ._conditions import condition
 from ._expression import NameScope, Unsayable, literal
@@ -43,7 +43,7 @@ class Note:
 class Imported:
     """A Visor file as a workflow of ours. A refused file has no document."""
 
-    document: dict[str, Any] | None
+    document: JsonObject | None
     notes: tuple[Note, ...] = ()
     refusal: str | None = None
     failing: tuple[str, ...] = ()  # the steps that fail, because they could not be converted
@@ -70,7 +70,7 @@ class ImportNotes:
 @record
 class VisorFile:
     key: str  # `steps` or `checks`
-    document: dict[str, Any]
+    document: JsonObject
     scope: NameScope
     notes: ImportNotes
     folder: Path
@@ -78,8 +78,8 @@ class VisorFile:
     said: set[str] = field(default_factory=set)
 
     @property
-    def steps(self) -> dict[str, Any]:
-        steps: dict[str, Any] = self.document[self.key]
+    def steps(self) -> JsonObject:
+        steps: JsonObject = self.document[self.key]
         return steps
 
     def note_once(self, path: Path_, message: str) -> None:
@@ -171,8 +171,8 @@ class VisorFile:
             return f"{written // 1000}s"
         return f"{written}{unit}"
 
-    def env(self, path: Path_, written: Any) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+    def env(self, path: Path_, written: Any) -> JsonObject:
+        made: JsonObject = {}
         if not isinstance(written, dict):
             self.notes.add(path, "it should be a mapping")
             return made
@@ -189,8 +189,8 @@ class VisorFile:
             made[name] = each
         return made
 
-    def reaction(self, path: Path_, written: Any, *, is_failure: bool, of: str | None = None) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+    def reaction(self, path: Path_, written: Any, *, is_failure: bool, of: str | None = None) -> JsonObject:
+        made: JsonObject = {}
         if not isinstance(written, dict):
             self.notes.add(path, "it should be a mapping")
             return made
@@ -251,15 +251,15 @@ class VisorFile:
             self.notes.add(path, f"the file has no step `{name[:60]}`")
         return name in self.steps
 
-    def _retry(self, path: Path_, written: Any) -> dict[str, Any] | None:
+    def _retry(self, path: Path_, written: Any) -> JsonObject | None:
         most = written.get("max") if isinstance(written, dict) else None
         if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= 1000:
             self.notes.add(path, "`max` should be a number from 0 to 1000")
             return None
-        made: dict[str, Any] = {"max": most}
+        made: JsonObject = {"max": most}
         backoff = written.get("backoff")
         if isinstance(backoff, dict):
-            part: dict[str, Any] = {}
+            part: JsonObject = {}
             if backoff.get("mode") in ("fixed", "exponential"):
                 part["mode"] = backoff["mode"]
             delay = backoff.get("delay_ms")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...core.value_types import record, replace
+from ...core.value_types import JsonObject, record, replace
 from ..file.loader import find_id
 from ..file.templates import mentions
 from ._expression import Unsayable
@@ -53,7 +53,7 @@ _ISSUE = {
     "severity": {"type": "string", "enum": ["info", "warning", "error", "critical"]},
 }
 _REQUIRED = ["file", "line", "ruleId", "message", "severity"]
-_SCHEMAS: dict[str, dict[str, Any]] = {
+_SCHEMAS: dict[str, JsonObject] = {
     "code-review": {
         "type": "object",
         "required": ["issues"],
@@ -80,8 +80,8 @@ class _VisorStep:
     file: VisorFile
     name: str
     kind: str
-    left: dict[str, Any]
-    made: dict[str, Any]
+    left: JsonObject
+    made: JsonObject
 
     def path(self, *keys: str | int) -> Path_:
         return (self.file.key, self.name, *keys)
@@ -128,7 +128,7 @@ class _VisorStep:
             self.made[key] = made
 
 
-def convert_step(file: VisorFile, name: str, written: dict[str, Any]) -> dict[str, Any]:
+def convert_step(file: VisorFile, name: str, written: JsonObject) -> JsonObject:
     """Return a step of ours. One that cannot be converted is a step that fails and says why."""
     written_type = written.get("type") or ("command" if "exec" in written else "ai")
     kind = written_type if isinstance(written_type, str) else ""
@@ -152,10 +152,10 @@ def convert_step(file: VisorFile, name: str, written: dict[str, Any]) -> dict[st
     return step.made
 
 
-def failing_step(file: VisorFile, name: str, why: str, step: dict[str, Any]) -> dict[str, Any]:
+def failing_step(file: VisorFile, name: str, why: str, step: JsonObject) -> JsonObject:
     """Return a step in the place of one that cannot be converted. What depends on it does not run."""
     file.failing.add(name)
-    kept: dict[str, Any] = {key: step[key] for key in ("depends_on", "tags", "for_each") if key in step}
+    kept: JsonObject = {key: step[key] for key in ("depends_on", "tags", "for_each") if key in step}
     said = re.sub(r"[{}%]", "", f"{name}: not imported: {why}")[:300]
     return {"type": "command", **kept, "exec": f"echo {shlex.quote(said)} >&2\nexit 1\n"}
 
@@ -391,7 +391,7 @@ def _ai(step: _VisorStep) -> None:
         given = step.left.pop(f"ai_{key}", None)
         if given is not None:
             block.setdefault("mcpServers" if key == "mcp_servers" else key, given)
-    made: dict[str, Any] = {}
+    made: JsonObject = {}
     for key, part in block.items():
         _ai_key(step, made, key, part)
     tools = step.left.pop("ai_custom_tools", None)
@@ -428,7 +428,7 @@ _AI_NUMBERS = {
 }
 
 
-def _ai_key(step: _VisorStep, made: dict[str, Any], key: str, part: Any) -> None:
+def _ai_key(step: _VisorStep, made: JsonObject, key: str, part: Any) -> None:
     path = step.path("ai", key)
     if key == "provider":
         if part in ("anthropic", "openai", "google"):
@@ -463,8 +463,8 @@ def _ai_key(step: _VisorStep, made: dict[str, Any], key: str, part: Any) -> None
         step.file.notes.add(path, "agents have nothing like it here")
 
 
-def _servers(step: _VisorStep, path: Path_, written: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+def _servers(step: _VisorStep, path: Path_, written: JsonObject) -> JsonObject:
+    made: JsonObject = {}
     for name, server in written.items():
         here = (*path, name)
         if (
@@ -474,7 +474,7 @@ def _servers(step: _VisorStep, path: Path_, written: dict[str, Any]) -> dict[str
         ):
             step.file.notes.add(here, "a server has a `command` or a `url`, and speaks `stdio` or `http`")
             continue
-        part: dict[str, Any] = {key: server[key] for key in ("command", "args", "url", "headers") if key in server}
+        part: JsonObject = {key: server[key] for key in ("command", "args", "url", "headers") if key in server}
         if "env" in server:
             part["env"] = step.file.env((*here, "env"), server["env"])
         allowed = server.get("allowedMethods")

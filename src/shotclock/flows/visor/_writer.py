@@ -12,6 +12,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.scalarstring import LiteralScalarString
 
 from ...core.limits import WORK_CLOCKS
+from ...core.value_types import JsonObject
 from ..check.lint import lint
 from ..file.loader import Finding, load_text
 from ..file.yaml_reader import read_tree
@@ -34,7 +35,7 @@ COMMENT_LIMIT = 400  # characters of a note
 _OF_THIS_MACHINE = frozenset({"ai/key", "ai/extra", "env/file", "function/missing"})
 
 
-def text_of(document: dict[str, Any]) -> str:
+def text_of(document: JsonObject) -> str:
     """Return a workflow as YAML. Raises ValueError where the text would not be read as the same values."""
     writer = YAML()
     writer.indent(mapping=2, sequence=4, offset=2)
@@ -42,7 +43,7 @@ def text_of(document: dict[str, Any]) -> str:
     writer.allow_unicode = True
     out = io.StringIO()
     try:
-        made: dict[str, Any] = _sort(document, _FILE_KEYS)
+        made: JsonObject = _sort(document, _FILE_KEYS)
         for key in _MAPPINGS_OF_STEPS:
             steps = made.get(key)
             if isinstance(steps, dict):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ...core.errors import Failure
-from ...core.value_types import value
+from ...core.value_types import JsonObject, value
 from ..file.loader import SIZE_LIMIT, try_load
 from ..file.yaml_reader import Tree, read_tree
 from ._visor import convert, looks_like
@@ -23,7 +22,7 @@ class ImportedText:
     notes: tuple[Note, ...]
     failing: tuple[str, ...] = ()  # names of steps
 
-    def to_answer(self) -> list[dict[str, Any]]:
+    def to_answer(self) -> list[JsonObject]:
         return [
             {
                 "line": note.line,

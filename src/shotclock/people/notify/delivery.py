@@ -20,7 +20,7 @@ from ...core.envelope import Warning_, warning
 from ...core.errors import Failure
 from ...core.limits import Clocks, format_duration
 from ...core.references import UnsetVariable, unset_message
-from ...core.value_types import value
+from ...core.value_types import JsonObject, value
 from ...core.visible_text import Redaction, looks_secret, one_line
 from .entries import REFUSED, NotifyPart
 
@@ -131,7 +131,7 @@ class _Message:
             return self._shown(last)
         return f"ended with exit code {report.status}" + (f": {self._shown(last)}" if last else "")
 
-    def _task(self, texts: Mapping[str, str]) -> dict[str, Any]:
+    def _task(self, texts: Mapping[str, str]) -> JsonObject:
         """Return what the sender reads: a request or a mail."""
         event, smtp, channel = self._event, self._entry.smtp, self._entry.channel
         if smtp is not None:

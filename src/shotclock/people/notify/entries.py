@@ -15,6 +15,7 @@ from ...core.envelope import join_problems
 from ...core.errors import Failure
 from ...core.references import REFERENCE, fill_in
 from ...core.validation import After, Before, Limits, Part, ValidationError, field
+from ...core.value_types import JsonObject
 from ...core.visible_text import is_secret_header
 from ...supervise.environment import config_file
 
@@ -194,7 +195,7 @@ def read_user_file(environ: Mapping[str, str]) -> UserFile:
         text = Path(path).read_text("utf-8")
         import tomllib  # takes as long as a tenth of a start, and most users have no such file
 
-        table: dict[str, Any] = tomllib.loads(text)
+        table: JsonObject = tomllib.loads(text)
     except FileNotFoundError:
         return UserFile()
     except (OSError, ValueError, RecursionError) as error:

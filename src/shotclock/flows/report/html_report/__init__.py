@@ -10,12 +10,12 @@ import base64
 import hashlib
 from functools import lru_cache
 from importlib import resources
-from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined, Template
 
 from ....core.limits import format_duration
+from ....core.value_types import JsonObject
 from ....core.visible_text import visible
 from ....terminal.output import brief
 from ...check.plan import needs
@@ -87,7 +87,7 @@ def _printed(step: ReportedStep) -> list[tuple[str, str]]:
     return shown
 
 
-def _link_artifacts(report: Report, step: ReportedStep) -> list[tuple[dict[str, Any], str]]:
+def _link_artifacts(report: Report, step: ReportedStep) -> list[tuple[JsonObject, str]]:
     """Return the artifacts of a step with the URL of each, which is empty if they were deleted."""
     artifacts = report.artifacts or {}
     base = "" if artifacts.get("is_deleted", True) else f"file://{quote(artifacts['folder'])}/"
@@ -115,7 +115,7 @@ def _row(
     end_ms: int,
     output_limit: int,
     is_critical: bool,
-) -> dict[str, Any]:
+) -> JsonObject:
     followers = behind.get(step.id, [])
     neighbours = sorted(numbers[name] for name in needs(step.depends_on) if name in numbers)
     used = None
