@@ -146,7 +146,7 @@ say(seconds_used())
 
 def test_a_supervisor_with_children_left_behind_takes_no_further_command() -> None:
     lines = """
-begin("sleep 3 >&- 2>&- &", stays=True, leave_children=True, output="CAPTURE")
+begin("sleep 1.5 >&- 2>&- &", stays=True, leave_children=True, output="CAPTURE")
 say(report().spare_pid)
 """
     assert supervise(lines) == [0]
