@@ -75,7 +75,7 @@ class CommandSupervisor(PolledSupervisor):
             left = kill_what_lost_its_supervisor(pid, self._zygote_pid)
         except OSError:  # processes cannot be looked at, for want of descriptors
             left = [kernel.UNKNOWN_PID]
-        if kernel.is_zombie(self._zygote_pid):  # it was killed as well: the orphans are anywhere
+        if kernel.is_ending(self._zygote_pid):  # it was killed as well: the orphans are anywhere
             left = [kernel.UNKNOWN_PID]
         return self.client.replace_report(monotonic_ns(), [kernel.describe(pid) for pid in left])
 

@@ -24,6 +24,7 @@ from ..core.limits import ProcessIdentity
 from ..core.value_types import replace
 
 LINUX = sys.platform == "linux"
+_PF_EXITING = 0x4  # a flag of /proc/PID/stat: set before the process gives its children away
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -387,6 +388,12 @@ def environment_of(pid: int) -> list[bytes]:
 def is_zombie(pid: int) -> bool:
     """Return whether a process is gone, or dead and not yet collected. One that cannot be seen is assumed to live."""
     return _look_at(pid) in "ZX"
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether a process is dead or on its way out. Orphans then go past it, to the next subreaper."""
+    fields = get_stat(pid)
+    return is_zombie(pid) or (bool(fields) and bool(int(fields[6]) & _PF_EXITING))
 
 
 def is_halted(pid: int) -> bool:
