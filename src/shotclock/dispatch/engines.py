@@ -94,7 +94,7 @@ class EngineFront(Protocol):
         """Return whether a proposal belongs to a run of the engine."""
 
     async def decide(
-        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation
+        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = ...
     ) -> Proposal: ...
     async def list_runs(self, most: int) -> tuple[list[tuple[StoredRun, dict[str, StepRecord], list[JsonObject]]], int]:
         """Return the runs with their steps and calls, and the number of runs that do not answer."""

@@ -211,7 +211,9 @@ class FrontEnd:
         run_id, slash, _ = (proposal.key or "").partition("/")
         return run_id if slash and store.runs.get(run_id) is None else None
 
-    async def decide(self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation) -> Proposal:
+    async def decide(
+        self, proposal_id: str, decision: Decision, by: Principal, confirmation: Confirmation = Confirmation()
+    ) -> Proposal:
         """Decide a proposal of a run, as `Inbox.decide` does. Raises CONNECTION_LOST if it is unknown whether the run
         has the decision."""
         try:
