@@ -226,7 +226,6 @@ class Tabs:
         self._notes.pop("dialogs", None)
 
     def forget_chooser(self) -> None:
-        """Forget the file chooser that was just given its files."""
         if CHOOSER in self._notes.get("opened", []):
             self._notes["opened"].remove(CHOOSER)
 
