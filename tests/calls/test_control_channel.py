@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def test_a_token_speaks_for_its_own_call_and_work_cannot_extend_itself(tmp_path:
             runtime.open_channel(tmp_path)
             call = runtime.begin("thief", {}, Clocks.of(timeout="30s", soft="20s"), is_command=True)
             call.overtime = Overtime(OvertimePolicy(ObserverKind.NONE, 5000))
-            return await runtime.run(["python3", "-c", thief], call=call)
+            return await runtime.run([sys.executable, "-c", thief], call=call)
 
     envelope = asyncio.run(scenario())
     assert envelope.ok, envelope.to_dict()
